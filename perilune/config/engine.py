@@ -1,0 +1,68 @@
+"""The engine's settings: limits, cache size, compute dtype, and which implementation an op must use.
+
+Says what was asked for; what a machine makes of the open values is decided where the engine is built.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from perilune.config.model import NormEps
+from perilune.errors import ConfigError
+
+COMPUTE_DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Settings of one engine; a wrong value raises ConfigError.
+
+    `max_num_seqs` requests run at once and one step computes at most `max_num_batched_tokens` tokens.
+    `max_model_len` None takes the model's own context, cut to what the cache holds. The cache is sized by
+    `num_blocks` (of `block_size` tokens) or by `cache_bytes`, or, with both None, by the memory that is free.
+    `dtype` None is float32, or bfloat16 where the processor multiplies it much faster. `ops` maps an op's name to
+    the backend it must use.
+    """
+
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512
+    block_size: int = 16
+    max_model_len: int | None = None
+    cache_bytes: int | None = None
+    num_blocks: int | None = None
+    dtype: str | None = None
+    eps: NormEps = field(default_factory=NormEps)
+    ops: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+            _check_positive(name, getattr(self, name))
+        for name in ("max_model_len", "cache_bytes", "num_blocks"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs is {self.max_num_seqs}; "
+                "a step needs room for one token of every running request: raise the first or lower the second"
+            )
+        if self.cache_bytes is not None and self.num_blocks is not None:
+            raise ConfigError(
+                f"cache_bytes is {self.cache_bytes} and num_blocks is {self.num_blocks}; "
+                "both size the cache: give only one of them"
+            )
+        if self.dtype is not None and self.dtype not in COMPUTE_DTYPES:
+            raise ConfigError(f"dtype is {self.dtype!r}; allowed are {', '.join(COMPUTE_DTYPES)}")
+        self._check_eps()
+        for op, backend in self.ops.items():
+            if not (isinstance(op, str) and isinstance(backend, str)):
+                raise ConfigError(f"ops holds {op!r}: {backend!r}; it must map an op's name to a backend's name")
+
+    def _check_eps(self) -> None:
+        for part in fields(self.eps):
+            value = getattr(self.eps, part.name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+                raise ConfigError(f"eps.{part.name} is {value!r}; it must be a number above 0 and below 1")
+
+
+def _check_positive(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; it must be an integer of at least 1")

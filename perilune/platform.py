@@ -1,0 +1,103 @@
+"""What this machine offers: memory, processors and their instruction sets. Linux only, imports no torch."""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from perilune.errors import ConfigError
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Bytes this process can still allocate: what the machine has free, cut by every memory cgroup above it."""
+    available = _meminfo_bytes(proc, "MemAvailable")
+    for directory, limit_file, usage_file in _memory_cgroups(proc, cgroup):
+        limit = _read_integer(directory / limit_file)
+        usage = _read_integer(directory / usage_file)
+        if limit is not None and usage is not None:
+            # the kernel gives inactive file pages back before it refuses an allocation
+            used = max(0, usage - _reclaimable_bytes(directory))
+            available = min(available, max(0, limit - used))
+    return available
+
+
+def num_cpus() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+@cache
+def cpu_features(proc: Path = PROC) -> frozenset[str]:
+    """Instruction-set names of the processor as the kernel spells them; empty where it does not list them."""
+    try:
+        lines = (proc / "cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def bfloat16_pays(proc: Path = PROC) -> bool:
+    """Whether bfloat16 is clearly the faster compute dtype here.
+
+    Tile instructions multiply it several times faster. AVX-512 alone gains on large matrices only and loses on the
+    single-row products of a small model, so it does not count.
+    """
+    return "amx_bf16" in cpu_features(proc)
+
+
+def _meminfo_bytes(proc: Path, key: str) -> int:
+    path = proc / "meminfo"
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} ({error.strerror}); give the size of the cache yourself") from error
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name == key:
+            return int(value.split()[0]) * 1024
+    raise ConfigError(f"{path} has no {key}; give the size of the cache yourself")
+
+
+def _memory_cgroups(proc: Path, cgroup: Path) -> Iterator[tuple[Path, str, str]]:
+    """The memory cgroup of this process and its parents, each with the names of its limit and usage files."""
+    try:
+        entries = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for entry in entries:
+        _, controllers, path = entry.split(":", 2)
+        if controllers == "":
+            root, files = cgroup, ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            root, files = cgroup / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        else:
+            continue
+        parts = Path(path.lstrip("/")).parts
+        for depth in range(len(parts), -1, -1):
+            # inside a container the path may name directories of the host: those are absent and read as no limit
+            yield root.joinpath(*parts[:depth]), *files
+
+
+def _read_integer(path: Path) -> int | None:
+    """The integer in a cgroup file; None where the file is absent or says there is no limit."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _reclaimable_bytes(directory: Path) -> int:
+    try:
+        lines = (directory / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    counts = dict(line.split(None, 1) for line in lines if " " in line)
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", "0")))

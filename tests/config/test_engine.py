@@ -1,0 +1,46 @@
+import pytest
+
+from perilune.config.engine import EngineConfig
+from perilune.config.model import NormEps
+from perilune.errors import ConfigError
+
+
+def test_defaults_are_accepted_and_leave_the_machine_s_choices_open():
+    config = EngineConfig()
+    assert (config.dtype, config.cache_bytes, config.num_blocks, config.max_model_len) == (None, None, None, None)
+    assert config.eps == NormEps(latent=1e-6, l2=1e-6, indexer=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+        ({"max_num_seqs": True}, "max_num_seqs is True"),
+        ({"block_size": -1}, "block_size is -1"),
+        ({"block_size": 1.5}, "block_size is 1.5"),
+        ({"max_model_len": 0}, "max_model_len is 0"),
+        ({"cache_bytes": 0}, "cache_bytes is 0"),
+        ({"num_blocks": "9"}, "num_blocks is '9'"),
+        ({"dtype": "float16"}, "float32, bfloat16"),
+        ({"eps": NormEps(latent=0.0)}, "eps.latent is 0.0"),
+        ({"eps": NormEps(l2=float("nan"))}, "eps.l2 is nan"),
+        ({"ops": {"kda_chunk": 1}}, "kda_chunk"),
+    ],
+)
+def test_a_wrong_value_is_refused_and_named(settings, named):
+    with pytest.raises(ConfigError, match=named.replace(".", r"\.")):
+        EngineConfig(**settings)
+
+
+def test_a_step_must_hold_one_token_of_every_running_request_and_the_remedy_is_true():
+    with pytest.raises(ConfigError, match="raise the first or lower the second"):
+        EngineConfig(max_num_seqs=8, max_num_batched_tokens=7)
+    EngineConfig(max_num_seqs=8, max_num_batched_tokens=8)
+    EngineConfig(max_num_seqs=7, max_num_batched_tokens=7)
+
+
+def test_the_cache_is_sized_in_one_way_only():
+    with pytest.raises(ConfigError, match="give only one of them"):
+        EngineConfig(cache_bytes=1 << 20, num_blocks=4)
+    EngineConfig(cache_bytes=1 << 20)
+    EngineConfig(num_blocks=4)
