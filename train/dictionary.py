@@ -20,6 +20,7 @@ MAX_DEFINITION_CHARS = 60
 # WordNet keeps satellite adjectives (5) in the adjective files.
 POS_OF_SENSE_TYPE = {"1": "noun", "2": "verb", "3": "adj", "4": "adv", "5": "adj"}
 WORD_PATTERN = re.compile(r"[a-z]{2,}")
+INSULT_PATTERN = re.compile(r"ethnic slur|offensive (name|term)|disparaging")
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,10 @@ def build(wordnet: Path, num_words: int, max_chars: int) -> list[Entry]:
         data = glosses[pos]
         start = senses[pos][word]
         line = data[start : data.index(b"\n", start)].decode("latin-1")
-        definition = shorten(line.partition(" | ")[2])
+        gloss = line.partition(" | ")[2]
+        if INSULT_PATTERN.search(gloss):
+            continue
+        definition = shorten(gloss)
         # A definition by the word itself teaches nothing.
         if definition.isascii() and 0 < len(definition) <= max_chars and word not in definition.split():
             entries.append(Entry(word, pos, definition))
