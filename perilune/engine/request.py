@@ -1,0 +1,147 @@
+"""A request: the messages that cross the client, and the mutable record that the scheduler keeps.
+
+Knows token ids and counts; no tensors, no text, no transport.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from perilune.errors import RequestError
+from perilune.sampling.logprobs import TokenLogprob as TokenLogprob
+from perilune.sampling.params import SamplingParams
+from perilune.text.channels import Channel
+
+
+class FinishReason(str, Enum):
+    """Why a request ended; the value is the word shown to clients."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class RequestStatus(Enum):
+    """Where a request stands between two steps."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One prompt to continue.
+
+    `start_channel` is the channel that the first generated token belongs to, so that stop strings match response
+    text only; `Channel.TEXT` is plain text without channels.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    start_channel: Channel = Channel.TEXT
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """News about one request after one step.
+
+    `token_ids` are the new ones only, and include the stop token that ended the request. `prompt_logprobs` comes with
+    the first output only: one entry per prompt token, None for the first. The output with a `finish_reason` is the last.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None
+    error: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+@dataclass(eq=False)
+class Request:
+    """The scheduler's record of one live request.
+
+    `arrival_index` orders requests for admission and preemption; `max_total_tokens` bounds prompt plus output. The
+    times are readings of the engine's clock, in seconds.
+    """
+
+    message: GenerateRequest
+    arrival_index: int
+    arrival_s: float
+    max_total_tokens: int
+    status: RequestStatus = RequestStatus.WAITING
+    token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    first_scheduled_s: float | None = None
+    last_token_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids.extend(self.message.prompt_token_ids)
+
+    @property
+    def request_id(self) -> str:
+        return self.message.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.message.params
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.message.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_pending_tokens(self) -> int:
+        """Known tokens that the model has not seen; 1 for a request that is decoding."""
+        return self.num_tokens - self.num_computed_tokens
+
+
+def check_request(message: GenerateRequest, *, vocab_size: int, max_model_len: int) -> None:
+    """Raise RequestError for a prompt or parameters that this model can never serve."""
+    num_prompt_tokens = len(message.prompt_token_ids)
+    if num_prompt_tokens == 0:
+        raise RequestError("the prompt is empty; it must hold at least one token", param="prompt")
+    if num_prompt_tokens >= max_model_len:
+        raise RequestError(
+            f"the prompt has {num_prompt_tokens} tokens; this model's context is {max_model_len} tokens and one must be "
+            f"left for the answer: shorten the prompt to at most {max_model_len - 1} tokens",
+            param="prompt",
+            code="context_length_exceeded",
+        )
+    _check_ids("prompt", message.prompt_token_ids, vocab_size)
+    _check_ids("stop_token_ids", message.params.stop_token_ids, vocab_size)
+    _check_ids("logit_bias", message.params.logit_bias, vocab_size)
+
+
+def _check_ids(param: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"{param} holds token id {token_id}; this model's ids are 0 to {vocab_size - 1}", param=param
+            )
