@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping
 
+from perilune.checkpoint.index import CheckpointIndex
 from perilune.checkpoint.names import TEXT_PREFIX, TensorFamily, TensorTable, tensor_table
 from perilune.checkpoint.safetensors import TensorEntry
 from perilune.config.model import ModelConfig
@@ -11,12 +12,12 @@ from perilune.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 
-def check_entries(entries: Mapping[str, TensorEntry], config: ModelConfig) -> dict[str, TensorFamily]:
+def check_index(index: CheckpointIndex, config: ModelConfig) -> dict[str, TensorFamily]:
     """Returns the family of every tensor to be used; raises CheckpointError for the first that is not as released.
 
     Layers from `num_hidden_layers` on are left out with a warning.
     """
-    table = tensor_table(config)
+    table, entries = tensor_table(config), index.entries
     _check_layer_kinds(entries, config, table)
     families: dict[str, TensorFamily] = {}
     ignored: set[int] = set()
@@ -32,7 +33,7 @@ def check_entries(entries: Mapping[str, TensorEntry], config: ModelConfig) -> di
             ", ".join(map(str, sorted(ignored))),
             config.num_hidden_layers,
         )
-    _check_missing(entries, table)
+    _check_missing(index, table)
     return families
 
 
@@ -67,7 +68,8 @@ def _check_layer_kinds(entries: Mapping[str, TensorEntry], config: ModelConfig, 
                 )
 
 
-def _check_missing(entries: Mapping[str, TensorEntry], table: TensorTable) -> None:
+def _check_missing(index: CheckpointIndex, table: TensorTable) -> None:
+    entries = index.entries
     for name, family in table.released():
         if name in entries:
             unpacked = name.removesuffix("_packed")
@@ -76,7 +78,9 @@ def _check_missing(entries: Mapping[str, TensorEntry], table: TensorTable) -> No
                     f"{entries[name].file}: both {name} and {unpacked} are stored; allowed: one of the two"
                 )
         elif family.is_required and not _is_stored_unpacked(name, entries):
-            raise CheckpointError(f"tensor {name} is missing: no shard holds it; the layout requires it")
+            raise CheckpointError(
+                f"{index.directory}: tensor {name} is missing from the shards; this config.json requires it"
+            )
 
 
 def _is_stored_unpacked(name: str, entries: Mapping[str, TensorEntry]) -> bool:

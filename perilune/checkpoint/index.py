@@ -59,7 +59,7 @@ def _read_sharded(directory: Path, index_file: Path) -> CheckpointIndex:
     index = CheckpointIndex(directory, entries, len(shards))
     if index.total_size != total_size:
         raise CheckpointError(
-            f"{index_file}: metadata.total_size is {total_size}, but the shards hold {index.total_size} bytes of tensors"
+            f"{index_file}: metadata.total_size is {total_size}, but the tensors in the shards take {index.total_size}"
         )
     extra = sorted(file.name for file in directory.glob("*.safetensors") if file.name not in set(shards))
     if extra:

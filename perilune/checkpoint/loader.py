@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from perilune.checkpoint.check import check_entries
+from perilune.checkpoint.check import check_index
 from perilune.checkpoint.index import read_index
 from perilune.checkpoint.names import VISION_PARTS, Part, TensorFamily, parameter_name
 from perilune.checkpoint.safetensors import TensorEntry
@@ -25,10 +25,10 @@ def load_state(directory: Path, config: ModelConfig, *, check_scales: bool = Fal
     `k_norm.bias` comes as zeros. Vision tensors are checked but not mapped. `check_scales` also reads every
     MXFP4 scale. Raises CheckpointError.
     """
-    entries = read_index(directory).entries
-    families = check_entries(entries, config)
+    index = read_index(directory)
+    families = check_index(index, config)
     text = {name: family for name, family in families.items() if family.part not in VISION_PARTS}
-    stored = map_tensors(entries[name] for name in text)
+    stored = map_tensors(index.entries[name] for name in text)
     check_values(stored, text, config, check_scales=check_scales)
     state = {parameter_name(name): tensor for name, tensor in stored.items()}
     if config.indexer is not None:

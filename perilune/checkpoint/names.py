@@ -260,12 +260,7 @@ def _projector(vision: VisionConfig) -> list[TensorFamily]:
 
 
 def _vision(vision: VisionConfig) -> list[TensorFamily]:
-    width, inner, wide, patch = (
-        vision.vt_hidden_size,
-        vision.vt_intermediate_size,
-        vision.qkv_hidden_size,
-        vision.patch_size,
-    )
+    width, inner, wide = vision.vt_hidden_size, vision.vt_intermediate_size, vision.qkv_hidden_size
     blocks, prefix = tuple(range(vision.vt_num_hidden_layers)), "vision_tower.encoder.blocks.{block}."
     shapes: dict[str, tuple[int, ...]] = {
         "norm0": (width,),
@@ -277,7 +272,7 @@ def _vision(vision: VisionConfig) -> list[TensorFamily]:
     }
     grid = (vision.init_pos_emb_height, vision.init_pos_emb_width)
     return [
-        _bf16(Part.VISION, "vision_tower.patch_embed.proj.weight", width, 3, patch, patch),
+        _bf16(Part.VISION, "vision_tower.patch_embed.proj.weight", width, 3, vision.patch_size, vision.patch_size),
         _bf16(Part.VISION, "vision_tower.patch_embed.pos_emb.weight", *grid, width),
         *(_bf16(Part.VISION, f"{prefix}{name}.weight", *shape, layers=blocks) for name, shape in shapes.items()),
         _bf16(Part.VISION, "vision_tower.encoder.final_layernorm.weight", width),

@@ -54,7 +54,9 @@ def _file_size(file: Path) -> int:
     try:
         return file.stat().st_size
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing; download the shard again") from None
+        raise CheckpointError(f"{file} is missing; download it again") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from None
 
 
 def _parse(file: Path, text: bytes) -> dict[str, Any]:
@@ -106,5 +108,6 @@ def _check_coverage(file: Path, entries: dict[str, TensorEntry], data_start: int
         position = entry.end
     if position != size:
         raise CheckpointError(
-            f"{file} has {size} bytes, but its header describes {position}; it is truncated or altered: download it again"
+            f"{file} has {size} bytes, but its header describes {position}; "
+            "it is truncated or altered: download it again"
         )
