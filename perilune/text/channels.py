@@ -41,3 +41,33 @@ def merge_deltas(deltas: Iterable[Delta]) -> list[Delta]:
         else:
             merged.append(delta)
     return merged
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """A finished generation: what the deltas add up to. `content` is also the text of a generation without channels."""
+
+    reasoning: str = ""
+    content: str = ""
+    reasoning_token_ids: tuple[int, ...] = ()
+    content_token_ids: tuple[int, ...] = ()
+
+
+def collect(deltas: Iterable[Delta]) -> Transcript:
+    """Add up all deltas of a generation; text that is sent again as content is no longer reasoning."""
+    texts: dict[Channel, list[str]] = {channel: [] for channel in Channel}
+    ids: dict[Channel, list[int]] = {channel: [] for channel in Channel}
+    for delta in deltas:
+        channel = Channel.CONTENT if delta.channel is Channel.TEXT else delta.channel
+        if delta.is_resent:
+            texts[Channel.REASONING].clear()
+            ids[Channel.CONTENT] += ids[Channel.REASONING]
+            ids[Channel.REASONING].clear()
+        texts[channel].append(delta.text)
+        ids[channel] += delta.token_ids
+    return Transcript(
+        reasoning="".join(texts[Channel.REASONING]),
+        content="".join(texts[Channel.CONTENT]),
+        reasoning_token_ids=tuple(ids[Channel.REASONING]),
+        content_token_ids=tuple(ids[Channel.CONTENT]),
+    )
