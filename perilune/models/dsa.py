@@ -1,0 +1,84 @@
+"""The DSA lightning indexer of an MLA layer (K3.1): writes index keys, selects the rows a query attends to.
+
+T tokens, D hidden size, J index heads, W index width.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from perilune import ops
+from perilune.cache.spec import CacheGroupSpec
+from perilune.config.model import IndexerConfig, ModelConfig, NormEps
+from perilune.models.inputs import ForwardBatch
+from perilune.models.layers import Linear, parameter
+
+KEY_GROUP = "index_keys"
+
+
+def cache_groups(config: IndexerConfig, num_layers: int) -> tuple[CacheGroupSpec, ...]:
+    """One index key per token and layer."""
+    return (CacheGroupSpec(KEY_GROUP, "paged", num_layers, (config.head_dim,), "model"),)
+
+
+class KeyNorm(nn.Module):
+    """LayerNorm of the index key, weight and bias [W]."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype):
+        super().__init__()
+        self.eps = eps
+        self.weight = parameter(size, dtype=dtype)
+        self.bias = parameter(size, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, W] -> [T, W] in x's dtype."""
+        y: Tensor = ops.layer_norm(x, self.weight, self.bias, self.eps).to(x.dtype)
+        return y
+
+
+class Indexer(nn.Module):
+    """One layer's indexer. `index` counts the MLA layers before it, and addresses its keys."""
+
+    def __init__(self, config: IndexerConfig, model: ModelConfig, eps: NormEps, index: int, dtype: torch.dtype):
+        super().__init__()
+        self.config, self.index = config, index
+        self.wq_b = Linear(model.mla.q_lora_rank, config.num_heads * config.head_dim, dtype)
+        self.wk = Linear(model.hidden_size, config.head_dim, dtype)
+        self.k_norm = KeyNorm(config.head_dim, eps.indexer, dtype)
+        self.weights_proj = Linear(model.hidden_size, config.num_heads, dtype)
+
+    def forward(self, x: Tensor, q_latent: Tensor, batch: ForwardBatch) -> list[Tensor | None]:
+        """x [T, D] normed, q_latent [T, q_lora_rank] normed -> per part of the batch the selected positions [t, topk].
+
+        None stands for "every row": no sequence of the part is longer than top-k. Keys are written all the same.
+        """
+        keys = batch.write_rows(KEY_GROUP, self.index, self.keys(x))
+        if int(batch.seq_lens.max()) <= self.config.topk:
+            return [None] * len(batch.parts)
+        q, weights = self.queries(q_latent), self.head_weights(x)
+        return [
+            ops.indexer_topk(
+                q[part.tokens],
+                weights[part.tokens],
+                keys,
+                part.block_table,
+                part.seq_lens,
+                part.cu_seqlens,
+                self.config.topk,
+            )
+            for part in batch.parts
+        ]
+
+    def keys(self, x: Tensor) -> Tensor:
+        """x [T, D] -> index keys [T, W]."""
+        y: Tensor = self.k_norm(self.wk(x))
+        return y
+
+    def queries(self, q_latent: Tensor) -> Tensor:
+        """q_latent [T, q_lora_rank] -> index queries [T, J, W]."""
+        y: Tensor = self.wq_b(q_latent)
+        return y.unflatten(-1, (self.config.num_heads, self.config.head_dim))
+
+    def head_weights(self, x: Tensor) -> Tensor:
+        """x [T, D] -> head weights [T, J] in float32, scaled by (J W)^-0.5."""
+        y: Tensor = self.weights_proj(x)
+        return y.float() * (self.config.num_heads * self.config.head_dim) ** -0.5

@@ -1,0 +1,92 @@
+"""Everything one forward pass is told: token ids, where sequences begin, and where cached rows and states lie.
+
+T tokens of N sequences lie end to end. Sequences with exactly one new token come first (`num_decodes` of them), because
+they take other ops than long ones do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of sequences that takes the same ops: all decoding, or all with several tokens each."""
+
+    is_decode: bool
+    tokens: slice
+    cu_seqlens: Tensor  # [n+1], counted from this part's first token
+    seq_lens: Tensor  # [n]
+    block_table: Tensor  # [n, B]
+    state_slots: Tensor  # [n]
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """Inputs of one forward pass. Index tensors are int64.
+
+    `cache` maps a group's name to its storage, [layers, blocks, block_size, ...] for paged groups and
+    [layers, slots, ...] for states; the pass writes into it. None (training, and passes over whole sequences of equal
+    length) keeps nothing: every sequence is then one block of the pass's own rows.
+    """
+
+    token_ids: Tensor  # [T]
+    cu_seqlens: Tensor  # [N+1], first token of each sequence
+    seq_lens: Tensor  # [N], tokens of each sequence after this pass, cached ones included
+    block_table: Tensor  # [N, B], blocks of each sequence in order
+    slot_mapping: Tensor  # [T], row of each token: block * block_size + offset
+    state_slots: Tensor  # [N]
+    num_decodes: int
+    logits_rows: Tensor  # [R], tokens whose logits are wanted
+    cache: Mapping[str, Tensor] | None
+
+    @staticmethod
+    def whole(token_ids: Tensor, logits_rows: Tensor | None = None) -> "ForwardBatch":
+        """A pass without cache over token_ids [N, L]; `logits_rows` [R] index the N*L tokens, None wants all."""
+        num_sequences, length = token_ids.shape
+        rows = torch.arange(num_sequences * length)
+        return ForwardBatch(
+            token_ids=token_ids.flatten(),
+            cu_seqlens=torch.arange(0, num_sequences * length + 1, length),
+            seq_lens=torch.full((num_sequences,), length),
+            block_table=torch.arange(num_sequences)[:, None],
+            slot_mapping=rows,
+            state_slots=torch.zeros(num_sequences, dtype=torch.int64),
+            num_decodes=0,
+            logits_rows=rows if logits_rows is None else logits_rows,
+            cache=None,
+        )
+
+    @cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """The decoding sequences and the others; a part without sequences is left out."""
+        num_sequences, split = self.seq_lens.shape[0], self.num_decodes
+        bounds = [(True, 0, split), (False, split, num_sequences)]
+        return tuple(self._part(is_decode, first, last) for is_decode, first, last in bounds if first < last)
+
+    def _part(self, is_decode: bool, first: int, last: int) -> Part:
+        cu_seqlens = self.cu_seqlens[first : last + 1]
+        start, end = int(cu_seqlens[0]), int(cu_seqlens[-1])
+        return Part(
+            is_decode=is_decode,
+            tokens=slice(start, end),
+            cu_seqlens=cu_seqlens - start,
+            seq_lens=self.seq_lens[first:last],
+            block_table=self.block_table[first:last],
+            state_slots=self.state_slots[first:last],
+        )
+
+    def write_rows(self, group: str, layer: int, rows: Tensor) -> Tensor:
+        """Puts rows [T, W] of this pass into a paged group; returns the layer's pool [blocks, block_size, W]."""
+        if self.cache is None:
+            return rows.view(self.seq_lens.shape[0], -1, rows.shape[-1])
+        pool = self.cache[group][layer]
+        pool.view(-1, rows.shape[-1])[self.slot_mapping] = rows.to(pool.dtype)
+        return pool
+
+    def state(self, group: str, layer: int) -> Tensor | None:
+        """The layer's states [slots, ...] of a state group, updated in place by ops; None without a cache."""
+        return None if self.cache is None else self.cache[group][layer]

@@ -1,0 +1,84 @@
+"""The KDA layer: projections, short convolution, gated delta rule, gated norm, output (Kimi Linear, section 3).
+
+T tokens, D hidden size, H heads, W head width, P = H * W.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from perilune import ops
+from perilune.cache.spec import CacheGroupSpec
+from perilune.config.model import KDAConfig, ModelConfig, NormEps
+from perilune.models.inputs import ForwardBatch
+from perilune.models.layers import Linear, Weight, parameter
+
+STATE_GROUP = "recurrent"
+CONV_GROUP = "conv"
+
+
+def cache_groups(config: KDAConfig, num_layers: int) -> tuple[CacheGroupSpec, ...]:
+    """The states a sequence keeps in all KDA layers: S in float32, and the convolution's last inputs."""
+    taps = config.short_conv_kernel_size
+    return (
+        CacheGroupSpec(
+            STATE_GROUP, "state", num_layers, (config.num_heads, config.head_dim, config.head_dim), "float32"
+        ),
+        CacheGroupSpec(CONV_GROUP, "state", num_layers, (taps - 1, 3 * config.projection_size), "model"),
+    )
+
+
+class KimiDeltaAttention(nn.Module):
+    """One KDA mixer. `index` counts the KDA layers before it, and addresses its states."""
+
+    def __init__(self, config: ModelConfig, eps: NormEps, index: int, dtype: torch.dtype):
+        super().__init__()
+        kda, hidden = config.kda, config.hidden_size
+        size, taps = kda.projection_size, kda.short_conv_kernel_size
+        self.config, self.index = kda, index
+        self.l2_eps, self.norm_eps = eps.l2, config.rms_norm_eps
+        self.q_proj = Linear(hidden, size, dtype)
+        self.k_proj = Linear(hidden, size, dtype)
+        self.v_proj = Linear(hidden, size, dtype)
+        self.q_conv1d = Weight(size, 1, taps, dtype=torch.float32)
+        self.k_conv1d = Weight(size, 1, taps, dtype=torch.float32)
+        self.v_conv1d = Weight(size, 1, taps, dtype=torch.float32)
+        self.f_a_proj = Linear(hidden, kda.head_dim, dtype)
+        self.f_b_proj = Linear(kda.head_dim, size, dtype)
+        self.b_proj = Linear(hidden, kda.num_heads, dtype)
+        self.g_proj = Linear(hidden, size, dtype)
+        self.A_log = parameter(kda.stored_a_log_size, dtype=torch.float32)
+        self.dt_bias = parameter(size, dtype=torch.float32)
+        self.o_norm = Weight(kda.head_dim, dtype=torch.float32)
+        self.o_proj = Linear(size, hidden, dtype)
+
+    def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
+        """x [T, D], normed -> [T, D]; reads and writes this layer's states in `batch.cache`."""
+        q, k, v = self._convolved(x, batch)
+        g, beta = self._decay(x), torch.sigmoid(self.b_proj(x).float())
+        state, pieces = batch.state(STATE_GROUP, self.index), []
+        for part in batch.parts:
+            attend = ops.kda_recurrent if part.is_decode else ops.kda_chunk
+            own = part.tokens
+            pieces.append(
+                attend(q[own], k[own], v[own], g[own], beta[own], self.l2_eps, state, part.state_slots, part.cu_seqlens)
+            )
+        o = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        gate = self._heads(self.g_proj(x))
+        y: Tensor = self.o_proj(ops.gated_rms_norm(o, self.o_norm.weight, gate, self.norm_eps).flatten(1))
+        return y
+
+    def _convolved(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+        projected = torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
+        weight = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight)).squeeze(1)
+        state = batch.state(CONV_GROUP, self.index)
+        q, k, v = ops.short_conv(projected, weight, state, batch.state_slots, batch.cu_seqlens).chunk(3, dim=-1)
+        return self._heads(q), self._heads(k), self._heads(v)
+
+    def _decay(self, x: Tensor) -> Tensor:
+        z = self._heads(self.f_b_proj(self.f_a_proj(x)))
+        a_log = self.A_log[: self.config.num_heads]
+        g: Tensor = ops.kda_decay(z, a_log, self.dt_bias.view(z.shape[1:]), self.config.gate_lower_bound)
+        return g
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.config.num_heads, self.config.head_dim))

@@ -1,0 +1,58 @@
+"""Parameters with the checkpoint's names around single ops: linear, norm weight, embedding."""
+
+import torch
+from torch import Tensor, nn
+
+from perilune import ops
+
+
+def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+    """An uninitialised parameter on the device of the surrounding `torch.device` context."""
+    return nn.Parameter(torch.empty(*shape, dtype=dtype))
+
+
+class Linear(nn.Module):
+    """y = x W^T without bias; weight [out, in]."""
+
+    def __init__(self, in_features: int, out_features: int, dtype: torch.dtype):
+        super().__init__()
+        self.weight = parameter(out_features, in_features, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        y: Tensor = ops.dense_linear(x, self.weight)
+        return y
+
+
+class Weight(nn.Module):
+    """A named weight that an op of its owner reads."""
+
+    def __init__(self, *shape: int, dtype: torch.dtype):
+        super().__init__()
+        self.weight = parameter(*shape, dtype=dtype)
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm over the last dim; weight [D]."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype):
+        super().__init__()
+        self.eps = eps
+        self.weight = parameter(size, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., D] -> [..., D]."""
+        y: Tensor = ops.rms_norm(x, self.weight, self.eps)
+        return y
+
+
+class Embedding(nn.Module):
+    """Rows of weight [vocab, D]."""
+
+    def __init__(self, vocab_size: int, size: int, dtype: torch.dtype):
+        super().__init__()
+        self.weight = parameter(vocab_size, size, dtype=dtype)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] -> [T, D]."""
+        return nn.functional.embedding(token_ids, self.weight)

@@ -1,0 +1,23 @@
+"""The gated MLP with SiTU: dense layers and shared experts."""
+
+import torch
+from torch import Tensor, nn
+
+from perilune import ops
+from perilune.models.layers import Linear
+
+
+class MLP(nn.Module):
+    """down(situ(gate(x), up(x)))."""
+
+    def __init__(self, hidden: int, inner: int, beta: float, linear_beta: float, dtype: torch.dtype):
+        super().__init__()
+        self.beta, self.linear_beta = beta, linear_beta
+        self.gate_proj = Linear(hidden, inner, dtype)
+        self.up_proj = Linear(hidden, inner, dtype)
+        self.down_proj = Linear(inner, hidden, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, D] -> [T, D]."""
+        y: Tensor = self.down_proj(ops.situ(self.gate_proj(x), self.up_proj(x), self.beta, self.linear_beta))
+        return y

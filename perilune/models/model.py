@@ -1,0 +1,120 @@
+"""The text model: embedding, decoder layers, last mix and norm, logits; and building it from a checkpoint's tensors."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from perilune import ops
+from perilune.cache.spec import CacheGroupSpec
+from perilune.config.model import ModelConfig, NormEps
+from perilune.errors import CheckpointError
+from perilune.models import dsa, kda, mla
+from perilune.models.block import DecoderLayer, mixing_query
+from perilune.models.inputs import ForwardBatch
+from perilune.models.layers import Embedding, Linear, RMSNorm, Weight
+from perilune.models.moe import DenseExpert, Experts, TrainableExperts
+from perilune.ops.moe import PackedExpert
+
+
+class Backbone(nn.Module):
+    """Everything but the logits."""
+
+    def __init__(self, config: ModelConfig, eps: NormEps, experts: list[nn.Module | None], dtype: torch.dtype):
+        super().__init__()
+        hidden = config.hidden_size
+        self.eps = config.rms_norm_eps
+        self.embed_tokens = Embedding(config.vocab_size, hidden, dtype)
+        self.layers = nn.ModuleList()
+        seen = {True: 0, False: 0}
+        for layer in range(config.num_hidden_layers):
+            is_kda = config.is_kda(layer)
+            self.layers.append(DecoderLayer(config, eps, layer, seen[is_kda], experts[layer], dtype))
+            seen[is_kda] += 1
+        self.output_attn_res_norm = Weight(hidden, dtype=dtype)
+        self.output_attn_res_proj = Weight(1, hidden, dtype=dtype)
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """-> final normed hidden states of the wanted rows, [R, D]."""
+        bank: list[Tensor] = []
+        prefix = self.embed_tokens(batch.token_ids)
+        for layer in self.layers:
+            bank, prefix = layer(bank, prefix, batch)
+        wanted = [candidate[batch.logits_rows] for candidate in (*bank, prefix)]
+        query = mixing_query(self.output_attn_res_norm, self.output_attn_res_proj)
+        x: Tensor = ops.attn_res_mix(wanted, query, self.norm.weight, self.eps)
+        return x
+
+
+class KimiModel(nn.Module):
+    """Kimi K3 or K3.1 Pro, text. `experts` holds one expert module per layer, None for dense layers."""
+
+    def __init__(self, config: ModelConfig, eps: NormEps, experts: list[nn.Module | None], dtype: torch.dtype):
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.model = Backbone(config, eps, experts, dtype)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """-> logits [R, vocab] of `batch.logits_rows` in the compute dtype."""
+        logits: Tensor = self.lm_head(self.model(batch))
+        return logits
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
+        """What a sequence keeps between passes."""
+        config = self.config
+        num_kda, num_mla = len(config.kda_layers), len(config.full_attn_layers)
+        groups = (*mla.cache_groups(config.mla, num_mla),) if num_mla else ()
+        if config.indexer is not None and num_mla:
+            groups = (*groups, *dsa.cache_groups(config.indexer, num_mla))
+        return (*groups, *kda.cache_groups(config.kda, num_kda)) if num_kda else groups
+
+
+def trainable_model(config: ModelConfig, eps: NormEps) -> KimiModel:
+    """A float32 model whose every weight is a parameter, uninitialised."""
+    experts = [
+        None if config.is_dense(layer) else TrainableExperts(config, torch.float32)
+        for layer in range(config.num_hidden_layers)
+    ]
+    return KimiModel(config, eps, experts, torch.float32)
+
+
+def build_model(config: ModelConfig, state: Mapping[str, Tensor], eps: NormEps, dtype: torch.dtype) -> KimiModel:
+    """Builds the model around a checkpoint's tensors (names without `language_model.`), copying only to change a dtype.
+
+    `state` maps every parameter and expert tensor; a missing one raises CheckpointError.
+    """
+    with torch.device("meta"):
+        experts = [
+            None if config.is_dense(layer) else Experts(config, _layer_experts(config, layer, state, dtype))
+            for layer in range(config.num_hidden_layers)
+        ]
+        model = KimiModel(config, eps, experts, dtype)
+    tensors = {
+        name: _find(state, name).to(parameter.dtype).view(parameter.shape)
+        for name, parameter in model.named_parameters()
+    }
+    model.load_state_dict(tensors, strict=True, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def _find(state: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in state:
+        raise CheckpointError(f"the checkpoint has no tensor language_model.{name}")
+    return state[name]
+
+
+def _layer_experts(
+    config: ModelConfig, layer: int, state: Mapping[str, Tensor], dtype: torch.dtype
+) -> list[PackedExpert] | list[DenseExpert]:
+    prefix = f"model.layers.{layer}.block_sparse_moe.experts"
+    names = [f"{prefix}.{expert}" for expert in range(config.moe.num_experts)]
+    if f"{names[0]}.w1.weight_packed" in state:
+        return [
+            PackedExpert(
+                *(_find(state, f"{name}.{w}.weight_{x}") for w in ("w1", "w3", "w2") for x in ("packed", "scale"))
+            )
+            for name in names
+        ]
+    return [DenseExpert(*(_find(state, f"{name}.{w}.weight").to(dtype) for w in ("w1", "w3", "w2"))) for name in names]

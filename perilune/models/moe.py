@@ -1,0 +1,110 @@
+"""The latent mixture of experts: down to the latent, route, experts, norm, up, plus the shared experts.
+
+T tokens, D hidden size, R latent size, E experts, K chosen.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from perilune import ops
+from perilune.config.model import ModelConfig
+from perilune.models.layers import Linear, RMSNorm, parameter
+from perilune.models.mlp import MLP
+from perilune.ops.moe import PackedExpert
+from perilune.ops.mxfp4.reference import mxfp4_round
+
+
+class DenseExpert(NamedTuple):
+    """One expert stored without packing: w1, w3 [I, R], w2 [R, I]."""
+
+    w1: Tensor
+    w3: Tensor
+    w2: Tensor
+
+
+class Router(nn.Module):
+    """Sigmoid router over the full hidden size; the correction bias serves the choice only."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype):
+        super().__init__()
+        moe = config.moe
+        self.num_chosen, self.renormalize, self.scaling = (
+            moe.num_experts_per_token,
+            moe.moe_renormalize,
+            moe.routed_scaling_factor,
+        )
+        self.weight = parameter(moe.num_experts, config.hidden_size, dtype=dtype)
+        self.e_score_correction_bias = parameter(moe.num_experts, dtype=torch.float32)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, D] -> expert ids [T, K], weights [T, K] float32."""
+        ids, weights = ops.moe_route(
+            x, self.weight, self.e_score_correction_bias, self.num_chosen, self.renormalize, self.scaling
+        )
+        return ids, weights
+
+
+class Experts(nn.Module):
+    """The routed experts of a loaded checkpoint: a list, not parameters, so that a large model builds quickly."""
+
+    def __init__(self, config: ModelConfig, experts: Sequence[PackedExpert] | Sequence[DenseExpert]):
+        super().__init__()
+        self.beta, self.linear_beta = config.activation_situ_beta, config.activation_situ_linear_beta
+        self.packed = [expert for expert in experts if isinstance(expert, PackedExpert)]
+        self.dense = [expert for expert in experts if isinstance(expert, DenseExpert)]
+
+    def forward(self, z: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """z [T, R] -> weighted sum of the chosen experts [T, R]."""
+        betas = (self.beta, self.linear_beta)
+        if self.packed:
+            packed: Tensor = ops.moe_experts_mxfp4(z, expert_ids, expert_weights, self.packed, *betas)
+            return packed
+        w1, w3, w2 = zip(*self.dense, strict=True)
+        dense: Tensor = ops.moe_experts(z, expert_ids, expert_weights, w1, w3, w2, *betas)
+        return dense
+
+
+class TrainableExperts(nn.Module):
+    """Stacked experts as parameters. With `rounds_weights` the forward pass sees them as MXFP4 will store them."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype):
+        super().__init__()
+        moe = config.moe
+        count, inner, latent = moe.num_experts, moe.moe_intermediate_size, moe.routed_expert_hidden_size
+        self.beta, self.linear_beta = config.activation_situ_beta, config.activation_situ_linear_beta
+        self.rounds_weights = True
+        self.w1 = parameter(count, inner, latent, dtype=dtype)
+        self.w3 = parameter(count, inner, latent, dtype=dtype)
+        self.w2 = parameter(count, latent, inner, dtype=dtype)
+
+    def forward(self, z: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """z [T, R] -> weighted sum of the chosen experts [T, R]."""
+        weights = (self.w1, self.w3, self.w2)
+        w1, w3, w2 = (mxfp4_round(weight) for weight in weights) if self.rounds_weights else weights
+        y: Tensor = ops.moe_experts(z, expert_ids, expert_weights, w1, w3, w2, self.beta, self.linear_beta)
+        return y
+
+
+class LatentMoE(nn.Module):
+    """One MoE feed-forward. The norm follows the weighted sum, so ranks must combine before it."""
+
+    def __init__(self, config: ModelConfig, experts: nn.Module, dtype: torch.dtype):
+        super().__init__()
+        moe, hidden, latent = config.moe, config.hidden_size, config.moe.routed_expert_hidden_size
+        betas = (config.activation_situ_beta, config.activation_situ_linear_beta)
+        self.gate = Router(config, dtype)
+        self.routed_expert_down_proj = Linear(hidden, latent, dtype)
+        self.experts = experts
+        self.routed_expert_norm = RMSNorm(latent, config.rms_norm_eps, dtype)
+        self.routed_expert_up_proj = Linear(latent, hidden, dtype)
+        self.shared_experts = MLP(hidden, moe.shared_intermediate_size, *betas, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, D], normed -> [T, D]."""
+        expert_ids, expert_weights = self.gate(x)
+        routed = self.experts(self.routed_expert_down_proj(x), expert_ids, expert_weights)
+        y: Tensor = self.routed_expert_up_proj(self.routed_expert_norm(routed)) + self.shared_experts(x)
+        return y

@@ -1,0 +1,40 @@
+"""The public ops, resolved lazily: importing this package imports no torch until an op is asked for."""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "attn_res_mix": "attn_res",
+    "dense_linear": "linear",
+    "gated_rms_norm": "norm",
+    "indexer_topk": "indexer",
+    "kda_chunk": "kda",
+    "kda_decay": "kda",
+    "kda_recurrent": "kda",
+    "layer_norm": "norm",
+    "mla_decode": "mla",
+    "mla_prefill": "mla",
+    "moe_experts": "moe",
+    "moe_experts_mxfp4": "moe",
+    "moe_route": "moe",
+    "mxfp4_linear": "mxfp4",
+    "rms_norm": "norm",
+    "short_conv": "conv",
+    "situ": "moe",
+}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"perilune.ops has no op {name!r}; known: {', '.join(__all__)}")
+    op = getattr(import_module(f"perilune.ops.{_HOMES[name]}"), name)
+    globals()[name] = op  # the next look-up finds it without coming here
+    return op
+
+
+def load_all() -> None:
+    """Imports every op module, so that the registry is complete."""
+    for home in set(_HOMES.values()):
+        import_module(f"perilune.ops.{home}")

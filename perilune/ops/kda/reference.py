@@ -1,0 +1,112 @@
+"""KDA in plain torch: the recurrence as written in the Kimi Linear paper, and the same in chunks.
+
+Shapes: N sequences, L padded length, H heads, C chunk rows, D head width; S is the state, key by value.
+"""
+
+import torch
+from torch import Tensor
+
+from perilune.ops import ragged
+
+# Rows of a chunk. Decays are formed relative to a row in the middle: with log decays above -5 a distance of 8 rows
+# stays within exp(40), so both factors of exp(G_i - G_j) = exp(G_i - G_r) exp(G_r - G_j) are safe in float32.
+CHUNK_ROWS = 16
+_REFERENCE_ROW = 7
+
+
+def kda_decay(z: Tensor, a_log: Tensor, dt_bias: Tensor, lower_bound: float) -> Tensor:
+    """g = lower_bound * sigmoid(exp(a_log) (z + dt_bias)); z [T, H, D] -> float32 [T, H, D]."""
+    return lower_bound * torch.sigmoid(a_log.exp()[:, None] * (z.float() + dt_bias))
+
+
+def kda_recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    l2_eps: float,
+    state: Tensor | None,
+    state_slots: Tensor,
+    cu_seqlens: Tensor,
+) -> Tensor:
+    """S <- diag(exp g) S; S <- S + beta k (v - S^T k)^T; o = S^T q, one token after the other."""
+    seq_lengths = ragged.lengths(cu_seqlens)
+    q_NLHD, k_NLHD, v_NLHD = (ragged.pad(x, seq_lengths) for x in _normalised(q, k, v, l2_eps))
+    g_NLHD, beta_NLH = ragged.pad(g, seq_lengths), ragged.pad(beta, seq_lengths)
+    s_NHDD = _initial_state(state, state_slots, q_NLHD)
+    outputs = []
+    for t in range(q_NLHD.shape[1]):
+        k_t = k_NLHD[:, t]
+        s_NHDD = g_NLHD[:, t].exp()[..., None] * s_NHDD
+        correction = beta_NLH[:, t, :, None] * (v_NLHD[:, t] - torch.einsum("nhkv,nhk->nhv", s_NHDD, k_t))
+        s_NHDD = s_NHDD + k_t[..., None] * correction[..., None, :]
+        outputs.append(torch.einsum("nhkv,nhk->nhv", s_NHDD, q_NLHD[:, t]))
+    _store_state(state, state_slots, s_NHDD)
+    return ragged.unpad(torch.stack(outputs, dim=1), seq_lengths).to(q.dtype)
+
+
+def kda_chunk(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    l2_eps: float,
+    state: Tensor | None,
+    state_slots: Tensor,
+    cu_seqlens: Tensor,
+) -> Tensor:
+    """The recurrence over chunks of rows: a triangular solve inside each, a state hand-over between them.
+
+    Padding rows have beta = 0 and g = 0 and so leave the state as it is.
+    """
+    seq_lengths = ragged.lengths(cu_seqlens)
+    q_NHMCD, k_NHMCD, v_NHMCD = (_chunks(x, seq_lengths) for x in _normalised(q, k, v, l2_eps))
+    g_NHMCD = _chunks(g, seq_lengths)
+    beta_NHMC1 = _chunks(beta[..., None], seq_lengths)
+    total = g_NHMCD.cumsum(-2)  # G: log decay from the chunk's start to each row
+    from_middle = total - total[..., _REFERENCE_ROW : _REFERENCE_ROW + 1, :]
+    k_late, k_early = k_NHMCD * from_middle.exp(), k_NHMCD * (-from_middle).exp()
+    kk = (beta_NHMC1 * (k_late @ k_early.transpose(-1, -2))).tril(-1)
+    qk = ((q_NHMCD * from_middle.exp()) @ k_early.transpose(-1, -2)).tril()
+    decay_in, decay_out = total.exp(), (total[..., -1:, :] - total).exp()
+    rhs = beta_NHMC1 * torch.cat((decay_in * k_NHMCD, v_NHMCD), dim=-1)
+    solved = torch.linalg.solve_triangular(kk, rhs, upper=False, unitriangular=True)
+    w_NHMCD, u_NHMCD = solved.split(k_NHMCD.shape[-1], dim=-1)
+    q_in, k_out, decay_all = decay_in * q_NHMCD, decay_out * k_NHMCD, total[..., -1, :].exp()
+
+    s_NHDD = _initial_state(state, state_slots, q_NHMCD.transpose(1, 2))
+    outputs = []
+    for m in range(q_NHMCD.shape[2]):
+        corrected = u_NHMCD[:, :, m] - w_NHMCD[:, :, m] @ s_NHDD
+        outputs.append(q_in[:, :, m] @ s_NHDD + qk[:, :, m] @ corrected)
+        s_NHDD = decay_all[:, :, m, :, None] * s_NHDD + k_out[:, :, m].transpose(-1, -2) @ corrected
+    _store_state(state, state_slots, s_NHDD)
+    o_NLHD = torch.cat(outputs, dim=2).transpose(1, 2)[:, : max(seq_lengths)]
+    return ragged.unpad(o_NLHD, seq_lengths).to(q.dtype)
+
+
+def _normalised(q: Tensor, k: Tensor, v: Tensor, l2_eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    def l2(x: Tensor) -> Tensor:
+        return (x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + l2_eps)).to(x.dtype)
+
+    return l2(q).float() * q.shape[-1] ** -0.5, l2(k).float(), v.float()
+
+
+def _chunks(x: Tensor, seq_lengths: list[int]) -> Tensor:
+    padded = ragged.pad(x, seq_lengths, multiple=CHUNK_ROWS)
+    return padded.unflatten(1, (-1, CHUNK_ROWS)).permute(0, 3, 1, 2, 4)
+
+
+def _initial_state(state: Tensor | None, state_slots: Tensor, x_NLHD: Tensor) -> Tensor:
+    if state is not None:
+        return state[state_slots]
+    num_sequences, _, *_ = x_NLHD.shape
+    heads, width = x_NLHD.shape[2], x_NLHD.shape[-1]
+    return x_NLHD.new_zeros(num_sequences, heads, width, width)
+
+
+def _store_state(state: Tensor | None, state_slots: Tensor, s_NHDD: Tensor) -> None:
+    if state is not None:
+        state[state_slots] = s_NHDD.to(state.dtype)

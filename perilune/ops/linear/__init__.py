@@ -1,0 +1,8 @@
+"""dense_linear(x, weight) -> y: x [..., I], weight [O, I] of one dtype; y [..., O] with float32 accumulation, same dtype."""
+
+from perilune.ops.linear import reference
+from perilune.ops.registry import Op, tensor_key
+
+dense_linear = Op(
+    "dense_linear", reference.dense_linear, key=lambda x, weight: tensor_key(x, weight, sizes=weight.shape)
+)
