@@ -1,4 +1,4 @@
-"""The log-probability of one token, as requests report it; imports no torch."""
+"""What the sampler makes of one row of logits, as requests report it; imports no torch."""
 
 from dataclasses import dataclass
 
@@ -14,3 +14,18 @@ class TokenLogprob:
     logprob: float
     rank: int
     top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class SampledToken:
+    """The chosen token; `logprob` is None unless the request asked for log-probabilities."""
+
+    token_id: int
+    logprob: TokenLogprob | None
+
+
+@dataclass(frozen=True)
+class SamplingFailure:
+    """Why no token can be taken from a row; the request behind it must end, the others go on."""
+
+    reason: str

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from perilune.sampling.logprobs import TokenLogprob
+from perilune.sampling.logprobs import SampledToken, SamplingFailure, TokenLogprob
 from perilune.sampling.params import SamplingParams
 
 # Below and above these a softmax in float32 is already an argmax or a uniform choice; they keep 0/0 and inf/inf away.
@@ -37,21 +37,6 @@ class SamplingRow:
     seed: int
     prompt_token_ids: Sequence[int]
     output_token_ids: Sequence[int]
-
-
-@dataclass(frozen=True)
-class SampledToken:
-    """The chosen token; `logprob` is None unless the request asked for log-probabilities."""
-
-    token_id: int
-    logprob: TokenLogprob | None
-
-
-@dataclass(frozen=True)
-class SamplingFailure:
-    """Why no token can be taken from a row; the request behind it must end, the others go on."""
-
-    reason: str
 
 
 class _Draw(NamedTuple):
