@@ -5,7 +5,7 @@ Knows token ids and counts; no tensors, no text, no transport.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 
 from perilune.errors import RequestError
 from perilune.sampling.logprobs import TokenLogprob as TokenLogprob
@@ -13,7 +13,7 @@ from perilune.sampling.params import SamplingParams
 from perilune.text.channels import Channel
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended; the value is the word shown to clients."""
 
     STOP = "stop"
@@ -50,7 +50,8 @@ class RequestOutput:
     """News about one request after one step.
 
     `token_ids` are the new ones only, and include the stop token that ended the request. `prompt_logprobs` comes with
-    the first output only: one entry per prompt token, None for the first. The output with a `finish_reason` is the last.
+    the first output only: one entry per prompt token, None for the first. The output with a `finish_reason` is the
+    last one.
     """
 
     request_id: str
@@ -73,16 +74,19 @@ class RequestOutput:
 class Request:
     """The scheduler's record of one live request.
 
-    `arrival_index` orders requests for admission and preemption; `max_total_tokens` bounds prompt plus output. The
-    times are readings of the engine's clock, in seconds.
+    `arrival_index` orders requests for admission and preemption; `max_total_tokens` bounds prompt plus output.
+    `token_ids` are prompt and output. `prompt_logprobs[i]` belongs to prompt token i, and grows as the prompt is
+    computed. `seed` is the one asked for, or one drawn for this request. Times are readings of the engine's clock, in seconds.
     """
 
     message: GenerateRequest
     arrival_index: int
     arrival_s: float
     max_total_tokens: int
+    seed: int
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     first_scheduled_s: float | None = None
@@ -129,8 +133,8 @@ def check_request(message: GenerateRequest, *, vocab_size: int, max_model_len: i
         raise RequestError("the prompt is empty; it must hold at least one token", param="prompt")
     if num_prompt_tokens >= max_model_len:
         raise RequestError(
-            f"the prompt has {num_prompt_tokens} tokens; this model's context is {max_model_len} tokens and one must be "
-            f"left for the answer: shorten the prompt to at most {max_model_len - 1} tokens",
+            f"the prompt has {num_prompt_tokens} tokens; the context is {max_model_len} tokens and one must be left "
+            f"for the answer: shorten the prompt to at most {max_model_len - 1} tokens",
             param="prompt",
             code="context_length_exceeded",
         )

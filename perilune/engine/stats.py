@@ -2,30 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from perilune.engine.request import FinishReason
+from perilune.cache.manager import CacheUsage
+from perilune.engine.batch import ScheduledBatch
+from perilune.engine.request import FinishReason, Request
 
-LATENCY_BOUNDS_S = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-)
+LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKEN_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
 
 
@@ -61,8 +44,8 @@ class Histogram:
         return HistogramData(self._bounds, tuple(self._counts), self._total)
 
 
-def _empty(bounds: tuple[float, ...]) -> HistogramData:
-    return Histogram(bounds).snapshot()
+_NO_LATENCIES = Histogram(LATENCY_BOUNDS_S).snapshot()
+_NO_LENGTHS = Histogram(TOKEN_BOUNDS).snapshot()
 
 
 @dataclass(frozen=True)
@@ -79,10 +62,74 @@ class EngineStats:
     num_steps_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
-    finished_total: Mapping[FinishReason, int] = dict.fromkeys(FinishReason, 0)  # noqa: RUF009 - never written
-    time_to_first_token_s: HistogramData = _empty(LATENCY_BOUNDS_S)
-    inter_token_latency_s: HistogramData = _empty(LATENCY_BOUNDS_S)
-    e2e_latency_s: HistogramData = _empty(LATENCY_BOUNDS_S)
-    queue_time_s: HistogramData = _empty(LATENCY_BOUNDS_S)
-    prompt_tokens: HistogramData = _empty(TOKEN_BOUNDS)
-    generation_tokens: HistogramData = _empty(TOKEN_BOUNDS)
+    finished_total: Mapping[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
+    time_to_first_token_s: HistogramData = _NO_LATENCIES
+    inter_token_latency_s: HistogramData = _NO_LATENCIES
+    e2e_latency_s: HistogramData = _NO_LATENCIES
+    queue_time_s: HistogramData = _NO_LATENCIES
+    prompt_tokens: HistogramData = _NO_LENGTHS
+    generation_tokens: HistogramData = _NO_LENGTHS
+
+
+class StatsRecorder:
+    """Turns the events of an engine into counters and histograms; times are readings of the engine's clock."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._num_preemptions = 0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._finished = dict.fromkeys(FinishReason, 0)
+        self._time_to_first_token_s = Histogram(LATENCY_BOUNDS_S)
+        self._inter_token_latency_s = Histogram(LATENCY_BOUNDS_S)
+        self._e2e_latency_s = Histogram(LATENCY_BOUNDS_S)
+        self._queue_time_s = Histogram(LATENCY_BOUNDS_S)
+        self._prompt_tokens = Histogram(TOKEN_BOUNDS)
+        self._generation_tokens = Histogram(TOKEN_BOUNDS)
+
+    def on_step(self, batch: ScheduledBatch, now_s: float) -> None:
+        """Count a planned step, and the end of the queue for requests that run for the first time."""
+        self._num_steps += 1
+        self._num_preemptions += batch.num_preempted
+        for sequence in batch.sequences:
+            request = sequence.request
+            if request.first_scheduled_s is None:
+                request.first_scheduled_s = now_s
+                self._queue_time_s.observe(now_s - request.arrival_s)
+
+    def on_token(self, request: Request, now_s: float) -> None:
+        """Count one generated token, which is already in `request`."""
+        self._num_generation_tokens += 1
+        if request.last_token_s is None:
+            self._num_prompt_tokens += request.num_prompt_tokens
+            self._time_to_first_token_s.observe(now_s - request.arrival_s)
+        else:
+            self._inter_token_latency_s.observe(now_s - request.last_token_s)
+        request.last_token_s = now_s
+
+    def on_finish(self, request: Request, reason: FinishReason, now_s: float) -> None:
+        self._finished[reason] += 1
+        self._e2e_latency_s.observe(now_s - request.arrival_s)
+        self._prompt_tokens.observe(request.num_prompt_tokens)
+        self._generation_tokens.observe(request.num_output_tokens)
+
+    def snapshot(self, usage: CacheUsage, *, num_running: int, num_waiting: int) -> EngineStats:
+        return EngineStats(
+            num_running=num_running,
+            num_waiting=num_waiting,
+            blocks_total=usage.blocks_total,
+            blocks_used=usage.blocks_used,
+            slots_total=usage.slots_total,
+            slots_used=usage.slots_used,
+            num_preemptions_total=self._num_preemptions,
+            num_steps_total=self._num_steps,
+            prompt_tokens_total=self._num_prompt_tokens,
+            generation_tokens_total=self._num_generation_tokens,
+            finished_total=dict(self._finished),
+            time_to_first_token_s=self._time_to_first_token_s.snapshot(),
+            inter_token_latency_s=self._inter_token_latency_s.snapshot(),
+            e2e_latency_s=self._e2e_latency_s.snapshot(),
+            queue_time_s=self._queue_time_s.snapshot(),
+            prompt_tokens=self._prompt_tokens.snapshot(),
+            generation_tokens=self._generation_tokens.snapshot(),
+        )

@@ -1,0 +1,51 @@
+"""The tensors behind block and slot ids. Knows shapes, never requests."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from perilune.cache.spec import CacheGroupSpec, resolve_dtype
+
+_TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class CacheStorage:
+    """One tensor per group, zero at first.
+
+    `views[name]` is [num_layers, num_blocks, block_size, *row_shape] for a paged group and
+    [num_layers, num_slots, *row_shape] for a state group. `dtype` is the model's compute dtype.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[CacheGroupSpec],
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_slots: int,
+        device: torch.device,
+        dtype: str,
+    ):
+        seats = {"paged": (num_blocks, block_size), "state": (num_slots,)}
+        self._groups = tuple(groups)
+        self.views: Mapping[str, torch.Tensor] = {
+            group.name: torch.zeros(
+                (group.num_layers, *seats[group.kind], *group.row_shape),
+                dtype=_TORCH_DTYPES[resolve_dtype(group.dtype, dtype)],
+                device=device,
+            )
+            for group in groups
+        }
+
+    def zero_slots(self, slots: Sequence[int]) -> None:
+        """Clear the state of these slots in every state group."""
+        self._zero("state", slots)
+
+    def zero_blocks(self, block_ids: Sequence[int]) -> None:
+        """Clear all rows of these blocks in every paged group."""
+        self._zero("paged", block_ids)
+
+    def _zero(self, kind: str, ids: Sequence[int]) -> None:
+        for group in self._groups:
+            if group.kind == kind and ids:
+                self.views[group.name][:, list(ids)] = 0

@@ -1,0 +1,62 @@
+"""The plan of one step and what came of it, per request; no tensors."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from perilune.engine.request import Request
+from perilune.sampling.logprobs import SampledToken, TokenLogprob
+
+
+@dataclass(frozen=True)
+class ScheduledSequence:
+    """What one request computes in a step: `token_ids`, the first of them at position `num_computed_tokens`.
+
+    Position p is cached in entry p // block_size of `block_table`. `needs_token` says that these are the last known
+    tokens, so that the step ends with choosing the next one.
+    """
+
+    request: Request
+    num_computed_tokens: int
+    token_ids: tuple[int, ...]
+    block_table: tuple[int, ...]
+    state_slot: int
+    needs_token: bool
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in the context after this step."""
+        return self.num_computed_tokens + self.num_scheduled_tokens
+
+
+@dataclass(frozen=True)
+class ScheduledBatch:
+    """The sequences of one step, those with exactly one token first."""
+
+    sequences: tuple[ScheduledSequence, ...]
+    num_preempted: int = 0
+
+    @property
+    def num_decodes(self) -> int:
+        """How many sequences have exactly one token, be it a generated one or the tail of a prompt."""
+        return sum(sequence.num_scheduled_tokens == 1 for sequence in self.sequences)
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        return sum(sequence.num_scheduled_tokens for sequence in self.sequences)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step yielded, by request id.
+
+    A request that failed has an entry in `failures`, which says why, and none in `tokens`. `prompt_logprobs` are those
+    of the prompt tokens that follow the ones the request already has.
+    """
+
+    tokens: Mapping[str, SampledToken] = field(default_factory=dict)
+    failures: Mapping[str, str] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)
