@@ -96,7 +96,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Encode content; every id is below `num_ranks`. Raises RequestError for lone surrogates."""
-        _check_encodable(text)
+        check_encodable(text)
         ids: list[int] = []
         for piece in cut(text):
             ids += self._encode_piece(piece)
@@ -189,11 +189,13 @@ def cut(text: str) -> Iterator[str]:
         yield part[piece_start:]
 
 
-def _check_encodable(text: str) -> None:
+def check_encodable(text: str, param: str | None = None) -> None:
+    """Raise RequestError, naming the field `param`, when the text holds a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(
-            f"the text holds the lone surrogate U+{ord(text[error.start]):04X} at character {error.start}; "
-            f"send valid Unicode"
+            f"{param or 'the text'} holds the lone surrogate U+{ord(text[error.start]):04X} "
+            f"at character {error.start}; send valid Unicode",
+            param=param,
         ) from error
