@@ -214,7 +214,7 @@ def _gated(part: Part, prefix: str, outer: int, inner: int, layers: tuple[int, .
 
 def _moe(config: ModelConfig) -> list[TensorFamily]:
     moe, hidden, latent = config.moe, config.hidden_size, config.moe.routed_expert_hidden_size
-    prefix, layers = LAYER_PREFIX + "block_sparse_moe.", moe_layers(config)
+    prefix, layers = LAYER_PREFIX + "block_sparse_moe.", _moe_layers(config)
     families = [
         _bf16(Part.MOE, prefix + "gate.weight", moe.num_experts, hidden, layers=layers),
         _f32(Part.MOE, prefix + "gate.e_score_correction_bias", moe.num_experts, layers=layers),
@@ -227,7 +227,7 @@ def _moe(config: ModelConfig) -> list[TensorFamily]:
 
 
 def _experts(config: ModelConfig) -> list[TensorFamily]:
-    moe, layers = config.moe, moe_layers(config)
+    moe, layers = config.moe, _moe_layers(config)
     inner, latent = moe.moe_intermediate_size, moe.routed_expert_hidden_size
     families = []
     for name, rows, columns in (("w1", inner, latent), ("w2", latent, inner), ("w3", inner, latent)):
@@ -246,7 +246,7 @@ def _experts(config: ModelConfig) -> list[TensorFamily]:
     return families
 
 
-def moe_layers(config: ModelConfig) -> tuple[int, ...]:
+def _moe_layers(config: ModelConfig) -> tuple[int, ...]:
     return tuple(layer for layer in range(config.num_hidden_layers) if not config.is_dense(layer))
 
 

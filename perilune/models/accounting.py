@@ -1,0 +1,161 @@
+"""What a model costs, from its configuration alone: parameters, bytes, work, cache. Pure arithmetic, no torch.
+
+Text and vision are kept apart; `A_log` counts its heads, not its stored padding.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from perilune.checkpoint.names import VISION_PARTS, Part, TensorFamily, tensor_table
+from perilune.config.model import IndexerConfig, MLAConfig, ModelConfig
+
+# Bytes of one cached row by storage format.
+LATENT_FORMATS: dict[str, Callable[[MLAConfig], int]] = {
+    "float32": lambda mla: 4 * mla.cache_width,
+    "bfloat16": lambda mla: 2 * mla.cache_width,
+    "fp8": lambda mla: mla.cache_width,
+    # fp8 latent with one float32 scale per 128 values, the shared key part in bfloat16.
+    "fp8_ds_mla": lambda mla: mla.kv_lora_rank + 4 * -(-mla.kv_lora_rank // 128) + 2 * mla.qk_rope_head_dim,
+}
+INDEX_FORMATS: dict[str, Callable[[IndexerConfig], int]] = {
+    "float32": lambda indexer: 4 * indexer.head_dim,
+    "bfloat16": lambda indexer: 2 * indexer.head_dim,
+    "fp8": lambda indexer: indexer.head_dim + 4 * -(-indexer.head_dim // 128),
+    "mxfp4": lambda indexer: indexer.head_dim // 2 + indexer.head_dim // 32,
+}
+
+
+@dataclass(frozen=True)
+class PartAccount:
+    """Totals of one part: tensors and bytes as released; active parameters are those one text token uses."""
+
+    tensors: int
+    parameters: int
+    parameters_active: int
+    bytes: int
+    bytes_active: int
+
+
+@dataclass(frozen=True)
+class ModelAccount:
+    """Parameters and bytes of one configuration in the released storage, part by part."""
+
+    parts: dict[Part, PartAccount]
+
+    @property
+    def tensors(self) -> int:
+        return sum(part.tensors for part in self.parts.values())
+
+    @property
+    def total_size(self) -> int:
+        """Bytes of all tensors, vision included."""
+        return sum(part.bytes for part in self.parts.values())
+
+    @property
+    def parameters_total(self) -> int:
+        """Text parameters; vision is apart."""
+        return sum(part.parameters for part in self._text())
+
+    @property
+    def parameters_active(self) -> int:
+        """Text parameters that one token uses: routed experts by top-k, the output head but not the embedding table."""
+        return sum(part.parameters_active for part in self._text())
+
+    @property
+    def parameters_vision(self) -> int:
+        return sum(account.parameters for part, account in self.parts.items() if part in VISION_PARTS)
+
+    @property
+    def decode_weight_bytes(self) -> int:
+        """Weight bytes that a decode step of one sequence reads."""
+        return sum(part.bytes_active for part in self._text())
+
+    def _text(self) -> Iterable[PartAccount]:
+        return (account for part, account in self.parts.items() if part not in VISION_PARTS)
+
+
+def account(config: ModelConfig) -> ModelAccount:
+    """Adds up the table of tensors, part by part."""
+    families = [family for family in tensor_table(config).families if family.is_released]
+    order = [part for part in Part if any(family.part is part for family in families)]
+    return ModelAccount({part: _account_part(part, families, config) for part in order})
+
+
+def _account_part(part: Part, families: list[TensorFamily], config: ModelConfig) -> PartAccount:
+    own = [family for family in families if family.part is part]
+    parameters = sum(family.num_tensors * family.parameters for family in own)
+    num_bytes = sum(family.num_tensors * family.tensor_bytes for family in own)
+    used, stored = _used_share(part, config)
+    return PartAccount(
+        tensors=sum(family.num_tensors for family in own),
+        parameters=parameters,
+        parameters_active=parameters * used // stored,
+        bytes=num_bytes,
+        bytes_active=num_bytes * used // stored,
+    )
+
+
+def _used_share(part: Part, config: ModelConfig) -> tuple[int, int]:
+    """Of how many equal slices a text token uses how many. The embedding is one row look-up and counts as nothing."""
+    if part is Part.EXPERTS:
+        return config.moe.num_experts_per_token, config.moe.num_experts
+    return (0, 1) if part is Part.EMBEDDING or part in VISION_PARTS else (1, 1)
+
+
+def cache_bytes_per_token(config: ModelConfig, latent: str = "bfloat16", index: str = "bfloat16") -> int:
+    """Paged bytes per token over all layers; formats as in LATENT_FORMATS and INDEX_FORMATS."""
+    row = LATENT_FORMATS[latent](config.mla)
+    if config.indexer is not None:
+        row += INDEX_FORMATS[index](config.indexer)
+    return row * len(config.full_attn_layers)
+
+
+def recurrent_state_bytes(config: ModelConfig, itemsize: int = 4) -> int:
+    """Bytes of the recurrent states of one sequence over all KDA layers."""
+    return len(config.kda_layers) * config.kda.num_heads * config.kda.head_dim**2 * itemsize
+
+
+def conv_state_bytes(config: ModelConfig, itemsize: int = 2) -> int:
+    """Bytes of the convolution states of one sequence: the last inputs of the q, k and v streams."""
+    taps = config.kda.short_conv_kernel_size - 1
+    return len(config.kda_layers) * taps * 3 * config.kda.projection_size * itemsize
+
+
+def state_bytes_per_sequence(config: ModelConfig, recurrent_itemsize: int = 4, conv_itemsize: int = 2) -> int:
+    """Bytes that a sequence holds whatever its length (default: float32 state, bfloat16 convolution)."""
+    return recurrent_state_bytes(config, recurrent_itemsize) + conv_state_bytes(config, conv_itemsize)
+
+
+def attended_rows(config: ModelConfig, context: int) -> int:
+    """Latent rows that one token attends to, per layer, at `context` tokens."""
+    return context if config.indexer is None else min(context, config.indexer.topk)
+
+
+def cache_bytes_read(config: ModelConfig, context: int, latent: str = "bfloat16", index: str = "bfloat16") -> int:
+    """Cache bytes that one decoded token reads over all layers at `context` tokens.
+
+    With an indexer: the selected latents, and every index key once there are more tokens than it selects.
+    """
+    row = attended_rows(config, context) * LATENT_FORMATS[latent](config.mla)
+    if config.indexer is not None and context > config.indexer.topk:
+        row += context * INDEX_FORMATS[index](config.indexer)
+    return row * len(config.full_attn_layers)
+
+
+def flops_per_token(config: ModelConfig, context: int) -> int:
+    """Multiply and add operations of one text token at `context` tokens, absorbed attention.
+
+    Matrix products, KDA recurrence, attention and index scores; elementwise work (norms, gates, mixing) is left out.
+    """
+    matrices = 0
+    for family in tensor_table(config).families:
+        if family.is_released and len(family.shape) == 2 and family.part not in (Part.NORMS, *VISION_PARTS):
+            used, stored = _used_share(family.part, config)
+            matrices += family.num_tensors * family.parameters * used // stored
+    # Decay, the read for the delta rule, the rank-one update and the read-out: 1 + 2 + 2 + 2 operations a state entry.
+    recurrence = 7 * len(config.kda_layers) * config.kda.num_heads * config.kda.head_dim**2
+    mla = config.mla
+    attention = attended_rows(config, context) * mla.num_heads * 2 * (mla.cache_width + mla.kv_lora_rank)
+    if config.indexer is not None and context > config.indexer.topk:
+        attention += context * config.indexer.num_heads * 2 * (config.indexer.head_dim + 1)
+    return 2 * matrices + recurrence + len(config.full_attn_layers) * attention
