@@ -1,0 +1,185 @@
+"""The OpenAI chat completions dialect: a request to engine requests, their outputs to an answer or to frames."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from perilune.engine.client import ModelInfo
+from perilune.engine.request import GenerateRequest, TokenLogprob
+from perilune.errors import RequestError
+from perilune.server.choice import Choice, Piece, token_text, usage
+from perilune.server.generation import Dispatcher
+from perilune.server.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
+from perilune.server.settings import ServerSettings
+from perilune.server.stream import DONE, frame
+from perilune.server.thinking import thinking_mode
+from perilune.server.validate import (
+    check_context,
+    check_model,
+    check_stream_options,
+    check_unsupported,
+    choice_params,
+    num_choices,
+    sampling_params,
+)
+from perilune.text.channels import Channel
+from perilune.text.encoding import encode_chat
+from perilune.text.tokenizer import Tokenizer
+
+DEFAULT_TOP_P = 0.95
+FIELD_OF_CHANNEL = {Channel.REASONING: "reasoning_content", Channel.CONTENT: "content", Channel.TEXT: "content"}
+
+
+@dataclass(frozen=True)
+class ChatPlan:
+    """A checked chat request: what to run, and how to answer."""
+
+    base: dict[str, Any]
+    requests: tuple[GenerateRequest, ...]
+    is_stream: bool
+    has_usage_frame: bool
+    num_top_logprobs: int | None
+
+
+def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, settings: ServerSettings) -> ChatPlan:
+    """Check a chat request and encode its conversation; RequestError names the field that is wrong."""
+    check_model(request.model, model)
+    check_unsupported(request, UNSUPPORTED_IN_CHAT)
+    _check_formats(request)
+    n = num_choices(request, 1, settings.max_choices)
+    has_usage_frame = check_stream_options(request)
+    max_tokens = _max_tokens(request)
+    num_top_logprobs = _num_top_logprobs(request)
+    params = sampling_params(request, max_tokens=max_tokens, logprobs=num_top_logprobs, default_top_p=DEFAULT_TOP_P)
+    thinking = thinking_mode(request)
+    if len(request.messages) > settings.max_messages:
+        raise RequestError(
+            f"messages holds {len(request.messages)} messages; at most {settings.max_messages} are allowed",
+            param="messages",
+        )
+    prompt = encode_chat(request.messages, tokenizer, thinking=thinking.is_on, effort=thinking.effort)
+    check_context(len(prompt.token_ids), max_tokens, model, "messages")
+    # 8 hex digits of the time first, so that ids sort by it
+    response_id = f"chatcmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
+    requests = tuple(
+        GenerateRequest(
+            f"{response_id}-{index}", tuple(prompt.token_ids), choice_params(params, index), prompt.start_channel
+        )
+        for index in range(n)
+    )
+    base = {"id": response_id, "object": "chat.completion", "created": int(time.time()), "model": model.name}
+    return ChatPlan(base, requests, bool(request.stream), has_usage_frame, num_top_logprobs)
+
+
+async def answer_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Run the plan and give the whole answer."""
+    choices = [Choice(request, tokenizer) for request in plan.requests]
+    pieces: list[list[Piece]] = [[] for _ in choices]
+    async with dispatcher.open(plan.requests) as outputs:
+        async for index, output in outputs:
+            pieces[index] += choices[index].push(output)
+    answers = [
+        {
+            "index": index,
+            "message": _message(plan, plan.requests[index], pieces[index]),
+            "logprobs": _logprobs(plan, tokenizer, pieces[index]),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        for index, choice in enumerate(choices)
+    ]
+    return {**plan.base, "choices": answers, "usage": usage(choices, len(choices))}
+
+
+async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+    """Run the plan and give the answer frame by frame; the first frame comes with the first output."""
+    choices = [Choice(request, tokenizer) for request in plan.requests]
+    has_begun = [False] * len(choices)
+    base = {**plan.base, "object": "chat.completion.chunk"}
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        return frame({**base, "choices": [{"index": index, "delta": delta, "finish_reason": None, **more}]})
+
+    async with dispatcher.open(plan.requests) as outputs:
+        async for index, output in outputs:
+            choice = choices[index]
+            if not has_begun[index]:
+                has_begun[index] = True
+                yield chunk(index, {"role": "assistant", "content": ""})
+            for piece in choice.push(output):
+                delta = {FIELD_OF_CHANNEL[piece.channel]: piece.text}
+                if plan.num_top_logprobs is None:
+                    yield chunk(index, delta)
+                else:
+                    yield chunk(index, delta, logprobs=_logprobs(plan, tokenizer, [piece]))
+            if choice.finish_reason is not None:
+                yield chunk(index, {}, finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
+    if plan.has_usage_frame:
+        yield frame({**base, "choices": [], "usage": usage(choices, len(choices))})
+    yield DONE
+
+
+def _message(plan: ChatPlan, request: GenerateRequest, pieces: Sequence[Piece]) -> dict[str, Any]:
+    # text that was first taken for reasoning comes again as content: then there was no reasoning
+    was_resent = any(piece.is_resent for piece in pieces)
+    reasoning = "".join(piece.text for piece in pieces if piece.channel is Channel.REASONING and not was_resent)
+    content = "".join(piece.text for piece in pieces if piece.channel is not Channel.REASONING)
+    message = {"role": "assistant", "content": content}
+    if request.start_channel is Channel.REASONING:
+        message["reasoning_content"] = reasoning
+    return message
+
+
+def _logprobs(plan: ChatPlan, tokenizer: Tokenizer, pieces: Sequence[Piece]) -> dict[str, Any] | None:
+    """Entries for every token of the response, and apart from them for those of the reasoning."""
+    if plan.num_top_logprobs is None:
+        return None
+    entries: dict[str, list[dict[str, Any]]] = {"content": [], "reasoning_content": []}
+    was_resent = any(piece.is_resent for piece in pieces)
+    for piece in pieces:
+        entries["content" if was_resent else FIELD_OF_CHANNEL[piece.channel]] += [
+            _entry(tokenizer, item) for item in piece.logprobs
+        ]
+    return entries if entries["reasoning_content"] else {"content": entries["content"]}
+
+
+def _entry(tokenizer: Tokenizer, item: TokenLogprob) -> dict[str, Any]:
+    top = [_token(tokenizer, token_id, logprob) for token_id, logprob in item.top]
+    return {**_token(tokenizer, item.token_id, item.logprob), "top_logprobs": top}
+
+
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    spelled = list(tokenizer.token_bytes(token_id))
+    return {"token": token_text(tokenizer, token_id), "logprob": logprob, "bytes": spelled}
+
+
+def _check_formats(request: ChatRequest) -> None:
+    if request.response_format not in (*NOTHING, {"type": "text"}):
+        raise RequestError(
+            'response_format is not supported yet except {"type": "text"}', param="response_format", code="unsupported"
+        )
+    if request.modalities not in (*NOTHING, ["text"]):
+        raise RequestError('modalities is not supported except ["text"]', param="modalities", code="unsupported")
+    if request.tool_choice not in (*NOTHING, "none", "auto"):
+        raise RequestError("tool_choice asks for a call, but no tools are given", param="tool_choice")
+
+
+def _max_tokens(request: ChatRequest) -> int | None:
+    given = {name: getattr(request, name) for name in ("max_completion_tokens", "max_tokens")}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        if value < 1:
+            raise RequestError(f"{name} is {value}; it must be an integer of at least 1", param=name)
+    if len(set(given.values())) > 1:
+        raise RequestError(
+            "max_tokens and max_completion_tokens differ; they mean the same, send only one", param="max_tokens"
+        )
+    return next(iter(given.values()), None)
+
+
+def _num_top_logprobs(request: ChatRequest) -> int | None:
+    if request.top_logprobs is not None and not request.logprobs:
+        raise RequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+    return (request.top_logprobs or 0) if request.logprobs else None

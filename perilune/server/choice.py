@@ -1,0 +1,76 @@
+"""One answer in the making: the outputs of one engine request turned into text by channel, and counted."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from perilune.engine.request import GenerateRequest, RequestOutput, TokenLogprob
+from perilune.text.channels import Channel, Delta, merge_deltas
+from perilune.text.stream import TextStream
+from perilune.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of one channel with what is known of the tokens it came from; `logprobs` is empty unless asked for."""
+
+    channel: Channel
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    is_resent: bool
+
+
+class Choice:
+    """Follows one engine request from its first output to its last."""
+
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer):
+        self._stream = TextStream(tokenizer, request.start_channel, request.params.stop)
+        self._logprobs: deque[TokenLogprob] = deque()
+        self.num_prompt_tokens = len(request.prompt_token_ids)
+        self.num_cached_tokens = 0
+        self.num_output_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def push(self, output: RequestOutput) -> list[Piece]:
+        """What one output adds; neighbouring tokens of one channel come as one piece."""
+        self.num_output_tokens = output.num_output_tokens
+        self.num_cached_tokens = output.num_cached_tokens
+        self._logprobs.extend(output.logprobs or ())
+        deltas = self._stream.push(output.token_ids)
+        if output.finish_reason is not None:
+            self.finish_reason, self.stop_reason = output.finish_reason.value, output.stop_reason
+            deltas = [*deltas, *self._stream.flush(self.finish_reason)]
+            if self._stream.stopped is not None:
+                self.finish_reason, self.stop_reason = "stop", self._stream.stopped
+        return list(self._pieces(deltas))
+
+    def _pieces(self, deltas: Iterable[Delta]) -> Iterator[Piece]:
+        for delta in merge_deltas(deltas):
+            num_tokens = min(len(delta.token_ids), len(self._logprobs))
+            logprobs = tuple(self._logprobs.popleft() for _ in range(num_tokens))
+            if delta.is_resent:
+                self.num_reasoning_tokens = 0
+            elif delta.channel is Channel.REASONING:
+                self.num_reasoning_tokens += len(delta.token_ids)
+            if delta.channel is not Channel.MARKUP and (delta.text or logprobs):
+                yield Piece(delta.channel, delta.text, logprobs, delta.is_resent)
+
+
+def usage(choices: Sequence[Choice], n: int) -> dict[str, object]:
+    """The token counts of a whole answer; the prompt behind `n` choices counts once."""
+    num_prompt_tokens = sum(choice.num_prompt_tokens for choice in choices[::n])
+    num_output_tokens = sum(choice.num_output_tokens for choice in choices)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_output_tokens,
+        "total_tokens": num_prompt_tokens + num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices[::n])},
+        "completion_tokens_details": {"reasoning_tokens": sum(choice.num_reasoning_tokens for choice in choices)},
+    }
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    r"""One token for display; bytes that are no text of their own are spelled \xNN, so that tokens stay distinct."""
+    return tokenizer.token_bytes(token_id).decode("utf-8", "backslashreplace")

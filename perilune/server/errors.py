@@ -1,0 +1,64 @@
+"""Every failure in the shape that OpenAI clients expect: {"error": {"message", "type", "param", "code"}}."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from perilune.errors import CapacityError, PeriluneError, RequestError
+
+# what nginx logs for a client that went away; nobody is left to read it
+CLIENT_CLOSED_REQUEST = 499
+ENCODER = msgspec.json.Encoder()
+
+
+def error_status(error: Exception) -> int:
+    """The HTTP status that answers `error`."""
+    if isinstance(error, RequestError):
+        return error.status
+    return 400 if isinstance(error, CapacityError) else 500
+
+
+def error_body(error: Exception) -> bytes:
+    """The JSON that describes `error`; a failure of ours shows no detail, since it may hold another's data."""
+    status = error_status(error)
+    if isinstance(error, RequestError):
+        param, code = error.param, error.code
+    else:
+        param, code = None, "capacity_exceeded" if isinstance(error, CapacityError) else None
+    message = str(error) if isinstance(error, PeriluneError) else "the server failed to answer this request"
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(error_body(error), error_status(error), headers, "application/json")
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Make `app` answer every exception, also those of its router, in the OpenAI shape."""
+
+    async def answer_error(request: Request, error: Exception) -> Response:
+        headers = {"WWW-Authenticate": "Bearer"} if error_status(error) == 401 else None
+        return error_response(error, headers)
+
+    async def answer_http(request: Request, error: Any) -> Response:
+        where = f"{request.method} {request.url.path}"
+        if error.status_code == 404:
+            message = f"there is no {where}; GET /openapi.json lists what there is"
+        elif error.status_code == 405:
+            message = f"{where} is not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
+        else:
+            message = str(error.detail)
+        return error_response(RequestError(message, status=error.status_code), error.headers)
+
+    async def answer_nobody(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+    app.add_exception_handler(PeriluneError, answer_error)
+    app.add_exception_handler(HTTPException, answer_http)
+    app.add_exception_handler(ClientDisconnect, answer_nobody)
+    app.add_exception_handler(Exception, answer_error)

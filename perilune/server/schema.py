@@ -1,0 +1,121 @@
+"""The JSON that clients may send, as types. Ranges and meaning are checked in `validate`.
+
+A field typed `Any` is known by name only, to say that it is not supported rather than that it does not exist.
+"""
+
+from typing import Any
+
+import msgspec
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    include_usage: bool | None = None
+    # no effect: nothing here is worth hiding by padding
+    include_obfuscation: bool | None = None
+
+
+class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What every kind of generation accepts."""
+
+    model: str
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    # no effect
+    user: str | None = None
+
+
+class Thinking(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    type: str | None = None
+    effort: str | None = None
+    keep: str | None = None
+
+
+class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    thinking: bool | None = None
+    enable_thinking: bool | None = None
+    thinking_effort: str | None = None
+    preserve_thinking: bool | None = None
+
+
+class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
+    # what a message may hold is the business of text/messages
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    reasoning_effort: str | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    response_format: Any = None
+    modalities: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+    moderation: Any = None
+    # no effect
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    store: bool | None = None
+
+
+class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: Any = None
+
+
+class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    prompt: str
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    tokens: list[int]
+
+
+# the type at each place where an object may stand, to name what is allowed there
+NESTED: dict[str, type[msgspec.Struct]] = {
+    "stream_options": StreamOptions,
+    "thinking": Thinking,
+    "chat_template_kwargs": TemplateOptions,
+}
+
+# values that ask for nothing, and so may be sent although the field is not supported
+NOTHING: tuple[object, ...] = (None, [], {}, "")
+
+UNSUPPORTED_IN_CHAT = {
+    "tools": "tools are not supported yet",
+    "functions": "functions are not supported; they are the deprecated form of tools",
+    "function_call": "function_call is not supported; it is the deprecated form of tool_choice",
+    "audio": "audio output is not supported",
+    "verbosity": "verbosity is not supported; ask for a short or long answer in a message",
+    "web_search_options": "web search is not supported",
+    "moderation": "moderation is not supported",
+}

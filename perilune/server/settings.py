@@ -1,0 +1,33 @@
+"""What a server is told at start: its key and its limits. Knows no engine."""
+
+from dataclasses import dataclass, fields
+
+from perilune.errors import ConfigError
+
+MEBIBYTE = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Settings of one server; a wrong value raises ConfigError.
+
+    `api_key` None serves without a key. `max_choices` bounds prompts times `n` of one request. At shutdown, answers in
+    progress may take `drain_timeout_s` seconds before they are cut.
+    """
+
+    api_key: str | None = None
+    max_body_bytes: int = 32 * MEBIBYTE
+    max_messages: int = 4096
+    max_choices: int = 128
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("api_key is blank; give it a key, or leave it out to serve without one")
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            if setting.name == "drain_timeout_s":
+                if not 0 <= value <= 3600:
+                    raise ConfigError(f"drain_timeout_s is {value}; it must be 0 to 3600 seconds")
+            elif setting.name != "api_key" and value < 1:
+                raise ConfigError(f"{setting.name} is {value}; it must be at least 1")
