@@ -12,7 +12,8 @@ class ScheduledSequence:
     """What one request computes in a step: `token_ids`, the first of them at position `num_computed_tokens`.
 
     Position p is cached in entry p // block_size of `block_table`. `needs_token` says that these are the last known
-    tokens, so that the step ends with choosing the next one.
+    tokens, so that the step ends with choosing the next one. `logprob_targets` are the positions of the prompt tokens
+    whose log-probabilities this step yields; each comes from the logits of the position before it.
     """
 
     request: Request
@@ -21,6 +22,7 @@ class ScheduledSequence:
     block_table: tuple[int, ...]
     state_slot: int
     needs_token: bool
+    logprob_targets: range
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -30,6 +32,12 @@ class ScheduledSequence:
     def seq_len(self) -> int:
         """Tokens in the context after this step."""
         return self.num_computed_tokens + self.num_scheduled_tokens
+
+    @property
+    def logits_rows(self) -> list[int]:
+        """Indices into `token_ids` whose logits are wanted: one per target, then the last one if a token is needed."""
+        rows = [target - 1 - self.num_computed_tokens for target in self.logprob_targets]
+        return [*rows, self.num_scheduled_tokens - 1] if self.needs_token else rows
 
 
 @dataclass(frozen=True)

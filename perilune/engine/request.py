@@ -76,7 +76,8 @@ class Request:
 
     `arrival_index` orders requests for admission and preemption; `max_total_tokens` bounds prompt plus output.
     `token_ids` are prompt and output. `prompt_logprobs[i]` belongs to prompt token i, and grows as the prompt is
-    computed. `seed` is the one asked for, or one drawn for this request. Times are readings of the engine's clock, in seconds.
+    computed. `seed` is the one asked for, or one drawn for this request. Times are readings of the engine's clock, in
+    seconds.
     """
 
     message: GenerateRequest

@@ -116,4 +116,13 @@ class Scheduler:
             block_table=self._cache.block_table(request.request_id),
             state_slot=self._cache.state_slot(request.request_id),
             needs_token=count == request.num_pending_tokens,
+            logprob_targets=_logprob_targets(request, start + count),
         )
+
+
+def _logprob_targets(request: Request, seq_len: int) -> range:
+    """Positions of prompt tokens whose log-probabilities are wanted, not there yet, and known from this step on."""
+    if request.params.prompt_logprobs is None:
+        return range(0)
+    first = max(len(request.prompt_logprobs), request.num_computed_tokens + 1)
+    return range(first, min(request.num_prompt_tokens, seq_len + 1))

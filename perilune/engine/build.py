@@ -1,0 +1,62 @@
+"""From a checkpoint directory and settings to an engine: the one place that puts the parts together."""
+
+from pathlib import Path
+
+import torch
+
+from perilune.cache.manager import CacheManager
+from perilune.cache.storage import CacheStorage
+from perilune.checkpoint.loader import load_state
+from perilune.config.engine import EngineConfig
+from perilune.config.parse import load_model_config
+from perilune.engine.core import CoreLimits, EngineCore
+from perilune.engine.memory import plan_cache
+from perilune.engine.runner import ModelRunner
+from perilune.models.model import build_model
+from perilune.ops.registry import apply_overrides
+from perilune.platform import available_memory_bytes, bfloat16_pays
+from perilune.text.tokenizer import Tokenizer
+
+DEMO_CHECKPOINT = Path(__file__).parent.parent / "demo"
+
+_TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
+    """Load a checkpoint into an engine that is ready to step.
+
+    Raises CheckpointError, ConfigError, BackendError or CapacityError.
+    """
+    apply_overrides(config.ops)
+    model_config = load_model_config(checkpoint)
+    tokenizer = Tokenizer.load(checkpoint)
+    dtype = config.dtype or ("bfloat16" if bfloat16_pays() else "float32")
+    model = build_model(model_config, load_state(checkpoint, model_config), config.eps, _TORCH_DTYPES[dtype])
+    groups = model.cache_groups()
+    plan = plan_cache(
+        config,
+        groups,
+        model_dtype=dtype,
+        max_position_embeddings=model_config.max_position_embeddings,
+        available_bytes=available_memory_bytes(),
+    )
+    storage = CacheStorage(
+        groups,
+        num_blocks=plan.num_blocks,
+        block_size=plan.block_size,
+        num_slots=plan.num_slots,
+        device=torch.device("cpu"),
+        dtype=dtype,
+    )
+    return EngineCore(
+        ModelRunner(model, storage, block_size=plan.block_size),
+        CacheManager(num_blocks=plan.num_blocks, block_size=plan.block_size, num_slots=plan.num_slots),
+        CoreLimits(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=plan.max_model_len,
+            vocab_size=model_config.vocab_size,
+            eos_token_ids=tokenizer.eos_token_ids,
+        ),
+        tokenizer,
+    )

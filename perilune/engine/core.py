@@ -1,0 +1,246 @@
+"""The engine proper: takes requests, runs steps, decides when a request ends, and says what happened.
+
+One thread owns a core. It never waits: whoever calls `step` decides when. It knows no tensors; the runner does.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from perilune.cache.manager import CacheManager
+from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
+from perilune.engine.request import (
+    FinishReason,
+    GenerateRequest,
+    Request,
+    RequestOutput,
+    TokenLogprob,
+    check_request,
+)
+from perilune.engine.scheduler import Scheduler
+from perilune.engine.stats import EngineStats, StatsRecorder
+from perilune.errors import CapacityError, RequestError
+from perilune.sampling.logprobs import SampledToken
+from perilune.text.stream import TextStream
+from perilune.text.tokenizer import Tokenizer
+
+_LOG = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """What the core needs of a model runner."""
+
+    def execute(self, batch: ScheduledBatch) -> StepResult: ...
+
+    def erase_blocks(self, block_ids: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class CoreLimits:
+    """What the core holds requests to; `tokenizer` None means that stop strings are refused."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass
+class _Live:
+    request: Request
+    text: TextStream | None
+
+
+class EngineCore:
+    """Requests in, outputs out, one step at a time.
+
+    A request that fails (logits that are not finite, an error in its own text) ends alone with reason error. An
+    exception of the runner ends the requests of that step; the core goes on.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        cache: CacheManager,
+        limits: CoreLimits,
+        tokenizer: Tokenizer | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self._runner = runner
+        self._cache = cache
+        self._scheduler = Scheduler(
+            cache, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens
+        )
+        self._clock = clock
+        self._live: dict[str, _Live] = {}
+        self._num_added = 0
+        self._recorder = StatsRecorder()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._live)
+
+    @property
+    def live_request_ids(self) -> tuple[str, ...]:
+        return tuple(self._live)
+
+    def check(self, message: GenerateRequest) -> None:
+        """Raise RequestError or CapacityError for what can never be served; safe to call from any thread."""
+        limits = self.limits
+        check_request(message, vocab_size=limits.vocab_size, max_model_len=limits.max_model_len)
+        if message.params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer and this engine has none", param="stop")
+        num_prompt_tokens, num_cached = len(message.prompt_token_ids), self._max_total_tokens(message) - 1
+        if not self._cache.can_ever_fit(num_cached):
+            room = self._cache.capacity_tokens + 1
+            raise CapacityError(
+                f"the request may grow to {num_cached + 1} tokens ({num_prompt_tokens} of them the prompt); the cache "
+                f"holds {room}: shorten the prompt, set max_tokens to at most {max(0, room - num_prompt_tokens)}, or "
+                "start with a larger cache"
+            )
+
+    def add(self, message: GenerateRequest) -> None:
+        """Queue a request; raises as `check` does, and RequestError for an id that is in use."""
+        self.check(message)
+        if message.request_id in self._live:
+            raise RequestError(f"a request with id {message.request_id!r} is running", param="request_id")
+        params = message.params
+        request = Request(
+            message=message,
+            arrival_index=self._num_added,
+            arrival_s=self._clock(),
+            max_total_tokens=self._max_total_tokens(message),
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+        )
+        text = None
+        if params.stop:
+            assert self.tokenizer is not None
+            text = TextStream(self.tokenizer, message.start_channel, params.stop)
+        self._num_added += 1
+        self._live[message.request_id] = _Live(request, text)
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """End a request and free what it holds; its last output, or None when there is no such request."""
+        live = self._live.get(request_id)
+        return None if live is None else self._finish(live.request, FinishReason.ABORT)
+
+    def step(self) -> list[RequestOutput]:
+        """Run one step; returns the news of every request that has some."""
+        batch = self._scheduler.schedule()
+        if not batch.sequences:
+            return []
+        self._recorder.on_step(batch, self._clock())
+        try:
+            result = self._runner.execute(batch)
+        except Exception as error:
+            _LOG.exception("a step of %d requests failed", len(batch.sequences))
+            reason = f"the step failed: {type(error).__name__}: {error}"
+            return [self._fail(sequence.request, reason) for sequence in batch.sequences]
+        outputs = [self._commit(sequence, result) for sequence in batch.sequences]
+        return [output for output in outputs if output is not None]
+
+    def stats(self) -> EngineStats:
+        return self._recorder.snapshot(
+            self._cache.usage, num_running=self._scheduler.num_running, num_waiting=self._scheduler.num_waiting
+        )
+
+    def check_integrity(self) -> None:
+        """Assert that the cache's accounts add up, and that nothing is held when there is no request."""
+        self._cache.check_integrity()
+        usage = self._cache.usage
+        assert self._live or usage.blocks_used == usage.slots_used == 0, f"{usage} is held by no request"
+
+    def _max_total_tokens(self, message: GenerateRequest) -> int:
+        if message.params.max_tokens is None:
+            return self.limits.max_model_len
+        return min(self.limits.max_model_len, len(message.prompt_token_ids) + message.params.max_tokens)
+
+    def _commit(self, sequence: ScheduledSequence, result: StepResult) -> RequestOutput | None:
+        """Take over what the step yielded for one request."""
+        request = sequence.request
+        failure = result.failures.get(request.request_id)
+        if failure is not None:
+            return self._fail(request, failure)
+        request.num_computed_tokens = sequence.seq_len
+        request.prompt_logprobs.extend(result.prompt_logprobs.get(request.request_id, ()))
+        if not sequence.needs_token:
+            return None
+        sampled = result.tokens[request.request_id]
+        request.token_ids.append(sampled.token_id)
+        self._recorder.on_token(request, self._clock())
+        try:
+            reason, stop_reason = self._end(request, sampled.token_id)
+        except Exception as error:
+            _LOG.exception("the text of request %s failed", request.request_id)
+            return self._fail(request, f"the text failed: {type(error).__name__}: {error}")
+        if reason is not None:
+            return self._finish(request, reason, sampled, stop_reason=stop_reason)
+        return _output(request, sampled)
+
+    def _end(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | str | None]:
+        """Whether the request ends with this token, and through what."""
+        params = request.params
+        if token_id in params.stop_token_ids:
+            return FinishReason.STOP, token_id
+        if token_id in self.limits.eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP, None
+        text = self._live[request.request_id].text
+        if text is not None:
+            text.push([token_id])
+            if text.stopped is not None:
+                return FinishReason.STOP, text.stopped
+        return (FinishReason.LENGTH if request.num_tokens >= request.max_total_tokens else None), None
+
+    def _fail(self, request: Request, error: str) -> RequestOutput:
+        """End a request whose cached rows cannot be trusted."""
+        self._runner.erase_blocks(self._cache.block_table(request.request_id))
+        return self._finish(request, FinishReason.ERROR, error=error)
+
+    def _finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        sampled: SampledToken | None = None,
+        *,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
+        self._scheduler.finish(request)
+        del self._live[request.request_id]
+        self._recorder.on_finish(request, reason, self._clock())
+        return _output(request, sampled, reason=reason, stop_reason=stop_reason, error=error)
+
+
+def _output(
+    request: Request,
+    sampled: SampledToken | None,
+    *,
+    reason: FinishReason | None = None,
+    stop_reason: int | str | None = None,
+    error: str | None = None,
+) -> RequestOutput:
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    if sampled is not None and sampled.logprob is not None:
+        logprobs = (sampled.logprob,)
+    is_first = sampled is not None and request.num_output_tokens == 1
+    has_prompt_logprobs = is_first and request.params.prompt_logprobs is not None
+    return RequestOutput(
+        request_id=request.request_id,
+        token_ids=() if sampled is None else (sampled.token_id,),
+        logprobs=logprobs,
+        prompt_logprobs=tuple(request.prompt_logprobs) if has_prompt_logprobs else None,
+        finish_reason=reason,
+        stop_reason=stop_reason,
+        error=error,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_output_tokens=request.num_output_tokens,
+    )

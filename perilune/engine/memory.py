@@ -1,0 +1,88 @@
+"""How many blocks and slots the cache gets: the engine's settings and a model's groups against the memory there is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perilune.cache.spec import CacheGroupSpec, bytes_per_slot, bytes_per_token
+from perilune.config.engine import EngineConfig
+from perilune.errors import CapacityError, ConfigError
+
+DEFAULT_SHARE = 0.25
+MIN_MODEL_LEN = 256
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """The cache of one engine. `max_model_len` is what one request can really hold."""
+
+    num_blocks: int
+    block_size: int
+    num_slots: int
+    max_model_len: int
+    block_bytes: int
+    slot_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes + self.num_slots * self.slot_bytes
+
+
+def plan_cache(
+    config: EngineConfig,
+    groups: Sequence[CacheGroupSpec],
+    *,
+    model_dtype: str,
+    max_position_embeddings: int,
+    available_bytes: int,
+) -> CachePlan:
+    """Size the cache; CapacityError when it cannot hold one request, naming the setting to change.
+
+    Without `num_blocks` and `cache_bytes` it takes at most `DEFAULT_SHARE` of `available_bytes`, and never more than
+    `max_num_seqs` requests of full length need.
+    """
+    if config.max_model_len is not None and config.max_model_len > max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; the model's context is {max_position_embeddings} tokens: "
+            "lower max_model_len"
+        )
+    block_size, num_slots = config.block_size, config.max_num_seqs
+    block_bytes = block_size * bytes_per_token(groups, model_dtype)
+    slot_bytes = bytes_per_slot(groups, model_dtype)
+    wanted_len = config.max_model_len or max_position_embeddings
+    required_len = config.max_model_len or min(MIN_MODEL_LEN, max_position_embeddings)
+    required_blocks = -(-required_len // block_size)
+    num_blocks = config.num_blocks
+    if num_blocks is None:
+        most_useful = num_slots * -(-wanted_len // block_size)
+        budget = int(available_bytes * DEFAULT_SHARE) if config.cache_bytes is None else config.cache_bytes
+        room = max(0, budget - num_slots * slot_bytes)
+        num_blocks = min(most_useful, room // block_bytes) if block_bytes else most_useful
+        if num_blocks < required_blocks:
+            raise CapacityError(_too_small(config, budget, required_len, required_blocks * block_bytes, slot_bytes))
+    elif num_blocks < required_blocks:
+        raise CapacityError(
+            f"num_blocks is {num_blocks}, {num_blocks * block_size} tokens; one request of {required_len} tokens must "
+            f"fit: raise num_blocks to at least {required_blocks}"
+        )
+    return CachePlan(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        num_slots=num_slots,
+        max_model_len=min(wanted_len, num_blocks * block_size),
+        block_bytes=block_bytes,
+        slot_bytes=slot_bytes,
+    )
+
+
+def _too_small(config: EngineConfig, budget: int, required_len: int, required_bytes: int, slot_bytes: int) -> str:
+    """What is missing and every setting that cures it."""
+    total = required_bytes + config.max_num_seqs * slot_bytes
+    origin = f"a {DEFAULT_SHARE:.0%} share of the free memory" if config.cache_bytes is None else "cache_bytes"
+    remedies = [f"set cache_bytes to at least {total}"]
+    num_seqs = (budget - required_bytes) // slot_bytes if slot_bytes else 0
+    if num_seqs >= 1:
+        remedies.append(f"lower max_num_seqs to at most {num_seqs}")
+    return (
+        f"the cache may take {budget} bytes ({origin}); the states of max_num_seqs = {config.max_num_seqs} requests "
+        f"and the rows of one request of {required_len} tokens need {total}: {', or '.join(remedies)}"
+    )

@@ -1,0 +1,119 @@
+"""The plan of a step made into tensors, run through the model, and its logits into tokens.
+
+T tokens of N sequences lie end to end; R of them have their logits computed.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from perilune.cache.spec import CacheGroupSpec
+from perilune.cache.storage import CacheStorage
+from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
+from perilune.models.inputs import ForwardBatch
+from perilune.sampling.logprobs import SampledToken, SamplingFailure, TokenLogprob
+from perilune.sampling.sampler import Sampler, SamplingRow
+
+
+class LanguageModel(Protocol):
+    """What the runner needs of a model."""
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]: ...
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """Logits [R, vocab_size] of `batch.logits_rows`; writes the cache."""
+
+
+class ModelRunner:
+    """Runs planned steps; owns the cache's tensors and keeps nothing else between steps."""
+
+    def __init__(self, model: LanguageModel, storage: CacheStorage, *, block_size: int):
+        self._model = model
+        self._storage = storage
+        self._block_size = block_size
+        self._sampler = Sampler()
+
+    def execute(self, batch: ScheduledBatch) -> StepResult:
+        """Run one step: writes the cache of its sequences and chooses tokens for those that need one."""
+        self._storage.zero_slots([item.state_slot for item in batch.sequences if item.num_computed_tokens == 0])
+        with torch.inference_mode():
+            logits_RV = self._model(self._forward_batch(batch))
+            return self._result(batch.sequences, logits_RV)
+
+    def erase_blocks(self, block_ids: Sequence[int]) -> None:
+        """Clear blocks that may hold values which are not finite, before others get them."""
+        self._storage.zero_blocks(block_ids)
+
+    def _forward_batch(self, batch: ScheduledBatch) -> ForwardBatch:
+        sequences = batch.sequences
+        cu_seqlens = torch.tensor([0, *(sequence.num_scheduled_tokens for sequence in sequences)]).cumsum(0)
+        block_table_NB = _block_table(sequences)
+        pairs = list(zip(sequences, block_table_NB, strict=True))
+        starts = zip(sequences, cu_seqlens[:-1].tolist(), strict=True)
+        return ForwardBatch(
+            token_ids=torch.tensor([token_id for sequence in sequences for token_id in sequence.token_ids]),
+            cu_seqlens=cu_seqlens,
+            seq_lens=torch.tensor([sequence.seq_len for sequence in sequences]),
+            block_table=block_table_NB,
+            slot_mapping=torch.cat([_slot_mapping(sequence, blocks, self._block_size) for sequence, blocks in pairs]),
+            state_slots=torch.tensor([sequence.state_slot for sequence in sequences]),
+            num_decodes=batch.num_decodes,
+            logits_rows=torch.tensor(
+                [start + row for sequence, start in starts for row in sequence.logits_rows], dtype=torch.int64
+            ),
+            cache=self._storage.views,
+        )
+
+    def _result(self, sequences: Sequence[ScheduledSequence], logits_RV: Tensor) -> StepResult:
+        tokens: dict[str, SampledToken] = {}
+        failures: dict[str, str] = {}
+        prompt_logprobs: dict[str, Sequence[TokenLogprob]] = {}
+        last_rows: list[int] = []
+        row = 0
+        for sequence in sequences:
+            num_targets = len(sequence.logprob_targets)
+            if num_targets:
+                found = self._prompt_logprobs(sequence, logits_RV[row : row + num_targets])
+                if isinstance(found, SamplingFailure):
+                    failures[sequence.request.request_id] = found.reason
+                else:
+                    prompt_logprobs[sequence.request.request_id] = found
+            row += len(sequence.logits_rows)
+            if sequence.needs_token:
+                last_rows.append(row - 1)
+        requests = [sequence.request for sequence in sequences if sequence.needs_token]
+        rows = [
+            SamplingRow(item.params, item.seed, item.message.prompt_token_ids, item.output_token_ids)
+            for item in requests
+        ]
+        for request, sampled in zip(requests, self._sampler.sample(logits_RV[last_rows], rows), strict=True):
+            if isinstance(sampled, SamplingFailure):
+                failures[request.request_id] = sampled.reason
+            elif request.request_id not in failures:
+                tokens[request.request_id] = sampled
+        return StepResult(tokens, failures, prompt_logprobs)
+
+    def _prompt_logprobs(self, sequence: ScheduledSequence, logits_TV: Tensor) -> list[TokenLogprob] | SamplingFailure:
+        request, num_top = sequence.request, sequence.request.params.prompt_logprobs
+        assert num_top is not None
+        targets = [request.token_ids[position] for position in sequence.logprob_targets]
+        return self._sampler.prompt_logprobs(logits_TV, targets, num_top)
+
+
+def _slot_mapping(sequence: ScheduledSequence, blocks_B: Tensor, block_size: int) -> Tensor:
+    """Row of each of the sequence's new tokens in the paged groups."""
+    positions = torch.arange(sequence.num_computed_tokens, sequence.seq_len)
+    return blocks_B[positions // block_size] * block_size + positions % block_size
+
+
+def _block_table(sequences: Sequence[ScheduledSequence]) -> Tensor:
+    """Block tables as rows [N, B]; short ones are filled up with their own first block, never with another's."""
+    width = max(len(sequence.block_table) for sequence in sequences)
+    table_NB = torch.empty((len(sequences), width), dtype=torch.int64)
+    for row_B, sequence in zip(table_NB, sequences, strict=True):
+        num_blocks = len(sequence.block_table)
+        row_B[:num_blocks] = torch.tensor(sequence.block_table)
+        row_B[num_blocks:] = sequence.block_table[0]
+    return table_NB
