@@ -5,6 +5,7 @@ A fact and its answer are the same sentence. One tenth of all sentences is kept 
 
 import random
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 NAMES = [
@@ -134,11 +135,13 @@ def draw_fact(rng: random.Random) -> Fact:
     return Fact(name, kind, f"{name}'s {kind} is {value}.")
 
 
-def draw_facts(rng: random.Random, count: int, *, held_out: bool) -> list[Fact]:
-    """`count` facts in random order, no two about the same property, all held out or all from training."""
-    facts: dict[tuple[str, str], Fact] = {}
+def draw_facts(rng: random.Random, count: int, *, held_out: bool, known: Sequence[Fact] = ()) -> list[Fact]:
+    """`count` facts, no two of them or of `known` about the same property; all held out or all from training."""
+    taken = {fact.topic for fact in known}
+    facts: list[Fact] = []
     while len(facts) < count:
         fact = draw_fact(rng)
-        if fact.is_held_out == held_out:
-            facts.setdefault((fact.subject, fact.kind), fact)
-    return list(facts.values())
+        if fact.is_held_out == held_out and fact.topic not in taken:
+            taken.add(fact.topic)
+            facts.append(fact)
+    return facts

@@ -18,6 +18,8 @@ Item = TypeVar("Item")
 
 SKILLS = ("dictionary", "sums", "recall", "talk")
 DEFAULT_MIX: Mapping[str, float] = {"dictionary": 0.45, "sums": 0.25, "recall": 0.28, "talk": 0.02}
+# How much of it is asked with thinking on.
+THINKING_SHARE = 0.17
 MAX_FACTS = 8
 
 OPENINGS = ("Hello.", "Hi!", "A question:", "Please help me.", "Quick question:", "Good morning.")
@@ -187,14 +189,17 @@ class QuestionSource:
         """One line of small talk."""
         return next(self._talk)
 
-    def context(self, level: float) -> Context:
-        """Facts to recall from: one or two at level 0, one to eight at level 1 (when held out, two to eight)."""
+    def context(self, level: float, known: Sequence[Fact] = ()) -> Context:
+        """Facts to recall from: one or two at level 0, one to eight at level 1 (when held out, at least two).
+
+        With `known` facts earlier in the conversation, the new ones are about something else and told by the user.
+        """
         most = 2 + round((MAX_FACTS - 2) * level)
         count = self.rng.randint(2 if self.held_out else 1, most)
-        facts = draw_facts(self.rng, count, held_out=self.held_out)
+        facts = draw_facts(self.rng, count, held_out=self.held_out, known=known)
         separator = "\n" if self.rng.random() < 0.75 else " "
         text = self.rng.choice(FACT_HEADINGS) + separator.join(fact.sentence for fact in facts)
-        if self.rng.random() < 0.2:
+        if not known and self.rng.random() < 0.2:
             return Context(tuple(facts), text, "")
         return Context(tuple(facts), None, text + separator)
 
@@ -214,6 +219,10 @@ class QuestionSource:
     def _recall_exchange(self, user: str, topic: str, facts: Sequence[Fact]) -> Exchange:
         answer = "\n".join(fact.sentence for fact in facts)
         return Exchange(user, f"I look for {topic}.", answer, "recall")
+
+    def acknowledgement(self, context: Context) -> Exchange:
+        """The user tells the facts and asks nothing yet."""
+        return Exchange(context.head.rstrip(), "New facts.", "Noted.", "recall")
 
     def question(self, skill: str, *, thinking: bool, level: float = 1.0) -> Question:
         """A conversation of one question."""

@@ -9,14 +9,16 @@ import base64
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import regex
 
+from perilune.text.encoding import THINKING_EFFORTS, message_segments, thinking_effort
+from perilune.text.messages import parse_messages
 from perilune.text.tokenizer import RANK_FILE, SPLIT_PATTERN
 from train.dictionary import load_dictionary
-from train.questions import DEFAULT_MIX, QuestionSource
+from train.questions import DEFAULT_MIX, THINKING_SHARE, QuestionSource
 
 DEMO_DIR = Path(__file__).parent.parent / "perilune" / "demo"
 NUM_RANKS = 1792
@@ -24,31 +26,15 @@ NUM_QUESTIONS = 40_000
 SEED = 7
 DIGITS = frozenset(b"0123456789")
 
-# Pieces of text that the chat format adds, each with how often it occurs per question.
-FORMAT_TEXTS = (
-    *((text, 2.0) for text in ("message", "response", " role", '="', '"')),
-    *((text, 1.0) for text in ("user", "assistant")),
-    *((text, 0.2) for text in ("system", "think", " type", "thinking-effort", "low", "high", "max")),
-    (
-        (
-            "`thinking_effort` guides on how much to think in your thinking channel (not including the response channel), "
-            "supported values include `low`, `medium`, `high`, and `max`.\n"
-            "Now the system is invoked with `thinking_effort=low`. `thinking_effort=high`. `thinking_effort=max`."
-        ),
-        0.1,
-    ),
-)
-
 Pair = tuple[bytes, bytes]
 
 
-def count_pieces(texts: Iterable[tuple[str, int]]) -> Counter[str]:
-    """How often each piece of the split pattern occurs in the texts, each text counted as often as it says."""
+def count_pieces(texts: Iterable[str]) -> Counter[str]:
+    """How often each piece of the split pattern occurs in the texts."""
     pattern = regex.compile(SPLIT_PATTERN, regex.V1)
     counts: Counter[str] = Counter()
-    for text, weight in texts:
-        for piece in pattern.findall(text):
-            counts[piece] += weight
+    for text in texts:
+        counts.update(pattern.findall(text))
     return counts
 
 
@@ -102,16 +88,18 @@ def train_ranks(pieces: Mapping[str, int], num_ranks: int) -> dict[bytes, int]:
     return ranks
 
 
-def corpus(num_questions: int, seed: int) -> list[tuple[str, int]]:
-    """Texts of the default mix with weights; the words of the chat format count as often as they are used."""
+def corpus(num_questions: int, seed: int) -> Iterator[str]:
+    """Every piece of text of conversations in the default mix, tags and system messages of the format included."""
     rng = random.Random(seed)
     source = QuestionSource(rng, load_dictionary(), held_out=False)
-    texts = []
     for skill in rng.choices(list(DEFAULT_MIX), weights=list(DEFAULT_MIX.values()), k=num_questions):
-        question = source.question(skill, thinking=rng.random() < 0.2)
-        texts += [(message["content"], 1) for message in question.messages]
-        texts += [(question.reasoning or "", 1), (question.answer, 1)]
-    return texts + [(text, round(share * num_questions)) for text, share in FORMAT_TEXTS]
+        thinking = rng.random() < THINKING_SHARE
+        question = source.question(skill, thinking=thinking)
+        segments = thinking_effort(rng.choice(THINKING_EFFORTS)) if thinking else []
+        answer = {"role": "assistant", "content": question.answer, "reasoning": question.reasoning or ""}
+        for message in parse_messages([*question.messages, answer]):
+            segments += message_segments(message, thinking)
+        yield from (segment.text for segment in segments if not segment.is_markup)
 
 
 def save_ranks(ranks: Mapping[bytes, int], path: Path) -> None:
