@@ -215,15 +215,14 @@ def _gated(part: Part, prefix: str, outer: int, inner: int, layers: tuple[int, .
 def _moe(config: ModelConfig) -> list[TensorFamily]:
     moe, hidden, latent = config.moe, config.hidden_size, config.moe.routed_expert_hidden_size
     prefix, layers = LAYER_PREFIX + "block_sparse_moe.", _moe_layers(config)
-    families = [
+    return [
         _bf16(Part.MOE, prefix + "gate.weight", moe.num_experts, hidden, layers=layers),
         _f32(Part.MOE, prefix + "gate.e_score_correction_bias", moe.num_experts, layers=layers),
         _bf16(Part.MOE, prefix + "routed_expert_down_proj.weight", latent, hidden, layers=layers),
+        _bf16(Part.MOE, prefix + "routed_expert_norm.weight", latent, layers=layers),
         _bf16(Part.MOE, prefix + "routed_expert_up_proj.weight", hidden, latent, layers=layers),
+        *_gated(Part.MOE, prefix + "shared_experts.", hidden, moe.shared_intermediate_size, layers),
     ]
-    if moe.latent_moe_use_norm:
-        families.append(_bf16(Part.MOE, prefix + "routed_expert_norm.weight", latent, layers=layers))
-    return families + _gated(Part.MOE, prefix + "shared_experts.", hidden, moe.shared_intermediate_size, layers)
 
 
 def _experts(config: ModelConfig) -> list[TensorFamily]:

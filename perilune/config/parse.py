@@ -34,6 +34,7 @@ FIXED_TEXT: dict[str, object] = {
     "moe_layer_freq": 1,
     "moe_router_activation_func": "sigmoid",
     "topk_method": "noaux_tc",
+    "latent_moe_use_norm": True,
     "num_expert_group": 1,
     "topk_group": 1,
 }

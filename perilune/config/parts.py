@@ -126,7 +126,6 @@ def parse_moe(text: Section) -> MoEConfig:
         routed_expert_hidden_size=text.integer("routed_expert_hidden_size"),
         moe_renormalize=text.boolean("moe_renormalize"),
         routed_scaling_factor=text.number("routed_scaling_factor"),
-        latent_moe_use_norm=text.boolean("latent_moe_use_norm"),
     )
     for key in ("routed_expert_hidden_size", "moe_intermediate_size"):
         if getattr(moe, key) % MXFP4_GROUP:
