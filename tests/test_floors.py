@@ -31,7 +31,8 @@ SIDEWAYS = {("env", "errors"), ("platform", "errors"), ("config", "errors"), ("c
 SIDEWAYS |= {("speculative", "sampling")}
 
 # What the server may know of the engine: the client and the messages that cross it.
-SERVER_MAY_USE = ("engine.client", "engine.request", "sampling.params", "text", "errors", "env", "config", "server")
+SERVER_MAY_USE = ("engine.client", "engine.request", "engine.stats", "sampling.params", "sampling.logprobs")
+SERVER_MAY_USE += ("text", "errors", "env", "config", "server")
 OPS_MAY_USE = ("ops", "errors", "platform")
 MODELS_MAY_NOT_USE = ("env", "config.engine", "platform")
 

@@ -9,6 +9,7 @@ from typing import Any
 from perilune.engine.client import ModelInfo
 from perilune.engine.request import GenerateRequest, TokenLogprob
 from perilune.errors import RequestError
+from perilune.sampling.params import MAX_LOGPROBS
 from perilune.server.choice import Choice, Piece, token_text, usage
 from perilune.server.generation import Dispatcher
 from perilune.server.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
@@ -182,4 +183,7 @@ def _max_tokens(request: ChatRequest) -> int | None:
 def _num_top_logprobs(request: ChatRequest) -> int | None:
     if request.top_logprobs is not None and not request.logprobs:
         raise RequestError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
+    if request.top_logprobs is not None and not 0 <= request.top_logprobs <= MAX_LOGPROBS:
+        message = f"top_logprobs is {request.top_logprobs}; it must be an integer from 0 to {MAX_LOGPROBS}"
+        raise RequestError(message, param="top_logprobs")
     return (request.top_logprobs or 0) if request.logprobs else None

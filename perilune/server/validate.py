@@ -47,16 +47,17 @@ def decode_body(body: bytes, kind: type[T]) -> T:
 
 def _validation_error(text: str, kind: type[msgspec.Struct]) -> RequestError:
     match = _PLACE.search(text)
-    place = match.group(1) if match else ""
+    # a value inside a mapping is told of as [...]
+    place = match.group(1).removesuffix("[...]") if match else ""
     problem = text[: match.start()] if match else text
     if field := _FIELD.match(problem):
         param = f"{place}.{field.group(1)}".lstrip(".")
         if "missing" in problem:
             return RequestError(f"{param} is missing", param=param, code="missing_field")
-        allowed = ", ".join(NESTED.get(re.sub(r"\[\d+\]", "", place), kind).__struct_fields__)
-        return RequestError(
-            f"{param} is not a field of this API; allowed are {allowed}", param=param, code="unknown_field"
-        )
+        fields = NESTED.get(re.sub(r"\[\d+\]", "", place), kind).__struct_fields__
+        allowed = ", ".join(name for name in fields if name not in UNSUPPORTED_IN_CHAT)
+        message = f"{param} is not a field of this API; allowed are {allowed}"
+        return RequestError(message, param=param, code="unknown_field")
     if types := _TYPES.match(problem):
         wanted, given = (" or ".join(_JSON_NAMES.get(t, t) for t in names.split(" | ")) for names in types.groups())
         problem = f"expected {wanted}, got {given}"
