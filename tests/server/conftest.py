@@ -88,7 +88,7 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
         thread.start()
         while not server.started:
             time.sleep(0.002)
-        url = "http://127.0.0.1:%d" % server.servers[0].sockets[0].getsockname()[1]
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         running = Running(url, engine, httpx.Client(base_url=url, timeout=DEADLINE_S), script, app)
 
         def stop() -> None:
