@@ -4,9 +4,10 @@ A fact and its answer are the same sentence. One tenth of all sentences is kept 
 """
 
 import random
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from train.split import is_chosen
 
 NAMES = [
     "Anna",
@@ -116,7 +117,7 @@ class Fact:
 
     @property
     def is_held_out(self) -> bool:
-        return zlib.crc32(self.sentence.encode()) % HELD_OUT_ONE_IN == 0
+        return is_chosen(self.sentence, HELD_OUT_ONE_IN)
 
 
 def draw_fact(rng: random.Random) -> Fact:

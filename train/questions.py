@@ -6,13 +6,13 @@ of an opening and a closing phrase, pairs of summands, facts.
 """
 
 import random
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from train.dictionary import Entry
 from train.facts import Fact, draw_facts
+from train.split import is_chosen
 
 Item = TypeVar("Item")
 
@@ -101,12 +101,12 @@ def is_held_out_phrase(opening: str, closing: str, phrase: str) -> bool:
     """Whether this combination is kept for evaluation; a missing opening or closing never is."""
     if not opening or not closing:
         return False
-    return zlib.crc32(f"{opening}|{phrase}|{closing}".encode()) % HELD_OUT_PHRASES_ONE_IN == 0
+    return is_chosen(f"{opening}|{phrase}|{closing}", HELD_OUT_PHRASES_ONE_IN)
 
 
 def is_held_out_sum(a: int, b: int) -> bool:
     """Whether a + b, and so b + a, is kept for evaluation."""
-    return zlib.crc32(f"{min(a, b)}+{max(a, b)}".encode()) % HELD_OUT_SUMS_ONE_IN == 0
+    return is_chosen(f"{min(a, b)}+{max(a, b)}", HELD_OUT_SUMS_ONE_IN)
 
 
 def sum_reasoning(a: int, b: int) -> str:
