@@ -3,7 +3,6 @@
 Knows no tensors and no vocabulary: whether an id exists in a model is the engine's question.
 """
 
-import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -128,7 +127,3 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
-
-    def resolve_seed(self) -> int:
-        """The request's seed, or a fresh random one of 64 bits; call it once per request and keep the answer."""
-        return secrets.randbits(64) if self.seed is None else self.seed

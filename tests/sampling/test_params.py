@@ -67,11 +67,3 @@ def test_lists_are_kept_as_tuples_and_the_bias_is_a_copy():
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[3], logit_bias=bias)
     bias[1] = 9.0
     assert (params.stop, params.stop_token_ids, params.logit_bias) == (("a", "b"), (3,), {1: 2.0})
-
-
-def test_a_given_seed_is_kept_and_a_missing_one_is_fresh_each_time():
-    assert SamplingParams(seed=5).resolve_seed() == 5
-    unseeded = SamplingParams()
-    seeds = {unseeded.resolve_seed() for _ in range(8)}
-    assert len(seeds) == 8
-    assert all(0 <= seed < 2**64 for seed in seeds)
