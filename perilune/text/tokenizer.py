@@ -49,6 +49,9 @@ SPLIT_PATTERN = "|".join(
     )
 )
 
+# The codec waits for a third byte here although none makes a character of it.
+_SURROGATE_START = re.compile(rb"\xed[\xa0-\xbf]")
+
 _RUNS = re.compile(r"\s+|\S+")
 
 
@@ -159,6 +162,8 @@ class Detokenizer:
         for token_id in ids:
             if not self._tokenizer.is_special(token_id):
                 parts.append(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
+                if _SURROGATE_START.fullmatch(self._decoder.getstate()[0]):
+                    parts.append(self.flush())
                 continue
             parts.append(self.flush())
             if not self._skip_special:
