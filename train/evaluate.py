@@ -22,15 +22,15 @@ from tqdm import tqdm
 
 from train.dictionary import load_dictionary
 from train.questions import Question, QuestionSource
+from train.split import FIRST_EVALUATION_SEED
 
-FIRST_EVALUATION_SEED = 1_000_000
 EVALUATED_SKILLS = ("dictionary", "sums", "recall")
 CONCURRENCY = 8
 MAX_TOKENS = 256
 TIMEOUT_S = 300.0
 
 Messages = Sequence[Mapping[str, str]]
-# Conversations in, the content of one answer for each out, in any order of work but in the given order of results.
+# Conversations in, the content of one answer for each out, in the same order.
 Generate = Callable[[Sequence[Messages]], Iterator[str] | Sequence[str]]
 
 
@@ -63,7 +63,7 @@ def held_out_questions(skill: str, count: int, seed: int, *, thinking: bool) -> 
         raise ValueError(f"seed {seed} belongs to training; evaluation seeds start at {FIRST_EVALUATION_SEED}")
     source = QuestionSource(random.Random(f"{skill}-{seed}"), load_dictionary(), held_out=True)
     questions: dict[str, Question] = {}
-    for _ in range(50 * count):
+    for _ in range(10 * count):
         if len(questions) == count:
             return list(questions.values())
         question = source.question(skill, thinking=thinking)

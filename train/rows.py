@@ -24,8 +24,8 @@ from perilune.text.messages import ChatMessage
 from perilune.text.special import PAD
 from perilune.text.tokenizer import Tokenizer
 from train.dictionary import load_dictionary
-from train.evaluate import FIRST_EVALUATION_SEED
 from train.questions import DEFAULT_MIX, SKILLS, THINKING_SHARE, Context, Exchange, QuestionSource
+from train.split import FIRST_EVALUATION_SEED
 
 DEFAULT_ROW_LENGTH = 256
 # How often an exchange of another skill comes between those of a row's own skill.

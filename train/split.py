@@ -2,6 +2,9 @@
 
 import hashlib
 
+# Smaller seeds are for training.
+FIRST_EVALUATION_SEED = 1_000_000
+
 
 def is_chosen(text: str, one_in: int) -> bool:
     """True for about one text in `one_in`, always the same ones."""
