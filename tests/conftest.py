@@ -19,6 +19,25 @@ def goldens_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
+def fixtures_dir(goldens_dir: Path) -> Path:
+    """Released configurations, beside the golden checkpoints."""
+    return _beside(goldens_dir, "fixtures")
+
+
+@pytest.fixture(scope="session")
+def shared_data_dir(goldens_dir: Path) -> Path:
+    """The released rank file and prompt vectors, beside the golden checkpoints."""
+    return _beside(goldens_dir, "data")
+
+
+def _beside(goldens_dir: Path, name: str) -> Path:
+    directory = goldens_dir.parent / name
+    if not directory.is_dir():
+        pytest.skip(f"no {name} at {directory}: it is looked for beside PERILUNE_GOLDENS")
+    return directory
+
+
+@pytest.fixture(scope="session")
 def micro_checkpoint() -> Path:
     """The small golden checkpoint that every clone carries."""
     return TESTS / "goldens" / "k31-micro"
