@@ -12,16 +12,16 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from perilune.engine.client import EngineClient
 from perilune.errors import RequestError
-from perilune.server.chat import ChatPlan, answer_chat, plan_chat, stream_chat
 from perilune.server.choice import token_text
-from perilune.server.completions import CompletionPlan, answer_completion, plan_completion, stream_completion
 from perilune.server.errors import install_error_handlers
 from perilune.server.generation import Dispatcher, run_while_connected
 from perilune.server.metrics import EngineCollector
-from perilune.server.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from perilune.server.openai.chat import ChatPlan, answer_chat, plan_chat, stream_chat
+from perilune.server.openai.completions import CompletionPlan, answer_completion, plan_completion, stream_completion
+from perilune.server.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from perilune.server.openai.validate import check_model, check_token_ids, decode_body
 from perilune.server.settings import ServerSettings
 from perilune.server.stream import EventStream
-from perilune.server.validate import check_model, check_token_ids, decode_body
 from perilune.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

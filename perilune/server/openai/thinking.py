@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from perilune.errors import RequestError
-from perilune.server.schema import ChatRequest
-from perilune.server.validate import check_word
+from perilune.server.openai.schema import ChatRequest
+from perilune.server.openai.validate import check_word
 
 # what the model knows, and the words of other APIs for the nearest of it
 EFFORTS = {"low": "low", "high": "high", "max": "max", "minimal": "low", "medium": "high", "xhigh": "max"}

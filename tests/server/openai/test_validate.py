@@ -5,8 +5,8 @@ import json
 import pytest
 
 from perilune.errors import RequestError
-from perilune.server.schema import ChatRequest, CompletionRequest
-from perilune.server.validate import decode_body
+from perilune.server.openai.schema import ChatRequest, CompletionRequest
+from perilune.server.openai.validate import decode_body
 from tests.server.conftest import END, MODEL_NAME
 
 USER = {"role": "user", "content": "hello"}

@@ -11,10 +11,8 @@ from perilune.engine.request import GenerateRequest, RequestOutput, TokenLogprob
 from perilune.errors import RequestError
 from perilune.server.choice import Choice, token_text, usage
 from perilune.server.generation import Dispatcher
-from perilune.server.schema import NOTHING, CompletionRequest
-from perilune.server.settings import ServerSettings
-from perilune.server.stream import DONE, frame
-from perilune.server.validate import (
+from perilune.server.openai.schema import NOTHING, CompletionRequest
+from perilune.server.openai.validate import (
     check_context,
     check_model,
     check_stream_options,
@@ -24,6 +22,8 @@ from perilune.server.validate import (
     num_choices,
     sampling_params,
 )
+from perilune.server.settings import ServerSettings
+from perilune.server.stream import DONE, frame
 from perilune.text.tokenizer import Detokenizer, Tokenizer
 
 # what the OpenAI API documents as its default

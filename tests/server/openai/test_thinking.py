@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from perilune.server.schema import ChatRequest
-from perilune.server.thinking import ThinkingMode, thinking_mode
+from perilune.server.openai.schema import ChatRequest
+from perilune.server.openai.thinking import ThinkingMode, thinking_mode
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,9 @@ from perilune.errors import RequestError
 from perilune.sampling.params import MAX_LOGPROBS
 from perilune.server.choice import Choice, Piece, token_text, usage
 from perilune.server.generation import Dispatcher
-from perilune.server.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
-from perilune.server.settings import ServerSettings
-from perilune.server.stream import DONE, frame
-from perilune.server.thinking import thinking_mode
-from perilune.server.validate import (
+from perilune.server.openai.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
+from perilune.server.openai.thinking import thinking_mode
+from perilune.server.openai.validate import (
     check_context,
     check_model,
     check_stream_options,
@@ -25,6 +23,8 @@ from perilune.server.validate import (
     num_choices,
     sampling_params,
 )
+from perilune.server.settings import ServerSettings
+from perilune.server.stream import DONE, frame
 from perilune.text.channels import Channel
 from perilune.text.encoding import encode_chat
 from perilune.text.tokenizer import Tokenizer

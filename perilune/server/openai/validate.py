@@ -10,7 +10,7 @@ import msgspec
 from perilune.engine.client import ModelInfo
 from perilune.errors import RequestError
 from perilune.sampling.params import SamplingParams
-from perilune.server.schema import NESTED, NOTHING, UNSUPPORTED_IN_CHAT, CompletionRequest, Sampling
+from perilune.server.openai.schema import NESTED, NOTHING, UNSUPPORTED_IN_CHAT, CompletionRequest, Sampling
 
 T = TypeVar("T", bound=msgspec.Struct)
 

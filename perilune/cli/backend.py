@@ -1,0 +1,204 @@
+"""Where the answers of `chat` and `generate` come from: an engine in this process, or a server at a URL."""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from perilune.errors import ConfigError, RequestError
+from perilune.sampling.params import SamplingParams
+from perilune.text.channels import Channel
+
+if TYPE_CHECKING:
+    from perilune.config.engine import EngineConfig
+    from perilune.engine.client import InProcessClient
+    from perilune.text.tokenizer import Tokenizer
+
+NO_THINKING = "none"
+DEMO_NAME = "perilune-demo"
+CONNECT_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+
+Turn = Mapping[str, object]
+Show = Callable[[Channel, str], None]
+
+
+class Backend(Protocol):
+    """Answers conversations; `show` gets the text as it comes. Gives the finish reason."""
+
+    def answer(self, messages: Sequence[Turn], effort: str, params: SamplingParams, show: Show) -> str: ...
+
+    def close(self) -> None: ...
+
+
+def start_engine(
+    checkpoint: Path | None, config: "EngineConfig", *, name: str | None = None, num_threads: int | None = None
+) -> "tuple[InProcessClient, Tokenizer]":
+    """Load a checkpoint (None: the bundled demo) behind a client that is not started yet."""
+    import torch
+
+    from perilune.engine.build import DEMO_CHECKPOINT, build_engine
+    from perilune.engine.client import InProcessClient, ModelInfo
+
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    core = build_engine(checkpoint or DEMO_CHECKPOINT, config)
+    assert core.tokenizer is not None
+    model = ModelInfo(
+        name=name or (checkpoint.resolve().name if checkpoint else DEMO_NAME),
+        max_model_len=core.limits.max_model_len,
+        vocab_size=core.limits.vocab_size,
+        eos_token_ids=core.limits.eos_token_ids,
+        created=int(time.time()),
+    )
+    return InProcessClient(core, model), core.tokenizer
+
+
+class LocalBackend:
+    """An engine in a thread of this process. Ctrl-C while it answers aborts the request."""
+
+    def __init__(self, checkpoint: Path | None, config: "EngineConfig", num_threads: int | None):
+        self._client, self._tokenizer = start_engine(checkpoint, config, num_threads=num_threads)
+        self._client.start()
+        self._ids = itertools.count()
+
+    def answer(self, messages: Sequence[Turn], effort: str, params: SamplingParams, show: Show) -> str:
+        from perilune.text.encoding import encode_chat
+
+        is_thinking = effort != NO_THINKING
+        prompt = encode_chat(messages, self._tokenizer, thinking=is_thinking, effort=effort if is_thinking else "max")
+        return asyncio.run(self._run(prompt.token_ids, prompt.start_channel, params, show))
+
+    def continue_text(self, prompt: str, params: SamplingParams, show: Show) -> str:
+        """Continue a raw prompt, in which names of control tokens stand for those tokens."""
+        token_ids = tuple(self._tokenizer.encode_markup(prompt))
+        return asyncio.run(self._run(token_ids, Channel.TEXT, params, show))
+
+    def close(self) -> None:
+        self._client.stop(STOP_TIMEOUT_S)
+
+    async def _run(self, token_ids: tuple[int, ...], start: Channel, params: SamplingParams, show: Show) -> str:
+        from perilune.engine.request import GenerateRequest
+        from perilune.server.choice import Choice
+
+        request = GenerateRequest(f"cli-{next(self._ids)}", token_ids, params, start)
+        choice = Choice(request, self._tokenizer)
+        async with aclosing(self._client.generate(request)) as outputs:
+            async for output in outputs:
+                for piece in choice.push(output):
+                    show(piece.channel, piece.text)
+                if output.error is not None:
+                    raise RequestError(output.error, status=500)
+        return choice.finish_reason or "abort"
+
+
+@dataclass(frozen=True)
+class _Address:
+    is_https: bool
+    host: str
+    port: int | None
+    path: str
+
+
+class UrlBackend:
+    """A server with the OpenAI API, such as `perilune serve`. Ctrl-C while it answers closes the connection."""
+
+    def __init__(self, url: str, model: str | None, api_key: str | None):
+        self._address = _read_url(url)
+        self._url = url
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._model = model or self._first_model()
+
+    def answer(self, messages: Sequence[Turn], effort: str, params: SamplingParams, show: Show) -> str:
+        body = {
+            "model": self._model,
+            "messages": list(messages),
+            "stream": True,
+            "reasoning_effort": effort,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "max_tokens": params.max_tokens,
+            "seed": params.seed,
+        }
+        finish_reason = "abort"
+        given = {name: value for name, value in body.items() if value is not None}
+        for event in self._events("POST", "/chat/completions", json.dumps(given).encode()):
+            if "error" in event:
+                raise RequestError(str(event["error"].get("message")), status=500)
+            for choice in event.get("choices", ()):
+                delta = choice["delta"]
+                for channel, field in ((Channel.REASONING, "reasoning_content"), (Channel.CONTENT, "content")):
+                    if text := delta.get(field):
+                        show(channel, text)
+                finish_reason = choice["finish_reason"] or finish_reason
+        return finish_reason
+
+    def close(self) -> None:
+        """Nothing is kept open between answers."""
+
+    def _first_model(self) -> str:
+        models = list(self._events("GET", "/models", None))
+        try:
+            return str(models[0]["data"][0]["id"])
+        except (IndexError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self._url} lists no model; name one with --model") from error
+
+    def _events(self, method: str, path: str, body: bytes | None) -> Iterator[dict[str, Any]]:
+        """The JSON objects of an answer: one, or those of its events as they come."""
+        address = self._address
+        kind = HTTPSConnection if address.is_https else HTTPConnection
+        connection = kind(address.host, address.port, timeout=CONNECT_TIMEOUT_S)
+        try:
+            connection.connect()
+            # a long prompt may take its time until the first token
+            connection.sock.settimeout(None)
+            connection.request(method, address.path + path, body, self._headers)
+            yield from _read_events(connection.getresponse())
+        except (OSError, HTTPException) as error:
+            raise RequestError(f"{self._url} does not answer ({error}); is the server running?", status=503) from error
+        except ValueError as error:
+            raise RequestError(f"{self._url} answers with something that is not JSON: {error}", status=502) from error
+        finally:
+            connection.close()
+
+
+def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    if response.status != 200:
+        raise _refusal(response)
+    if response.headers.get_content_type() != "text/event-stream":
+        yield json.loads(response.read())
+        return
+    for line in response:
+        name, _, data = line.strip().partition(b":")
+        if name == b"data" and data.strip() != b"[DONE]":
+            yield json.loads(data)
+
+
+def _refusal(response: HTTPResponse) -> RequestError:
+    text = response.read().decode("utf-8", "replace")
+    try:
+        text = str(json.loads(text)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        text = text[:200]
+    return RequestError(f"the server refuses with status {response.status}: {text}", status=response.status)
+
+
+def _read_url(url: str) -> _Address:
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"--url is {url!r}: {error}; give one such as http://127.0.0.1:8000") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"--url is {url!r}; give one such as http://127.0.0.1:8000")
+    path = parts.path.rstrip("/")
+    return _Address(parts.scheme == "https", parts.hostname, port, path if path.endswith("/v1") else path + "/v1")

@@ -1,0 +1,132 @@
+"""`perilune chat`: a conversation in the terminal, with a checkpoint or with a server."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from perilune import env
+from perilune.cli import options
+from perilune.cli.backend import NO_THINKING, Backend, LocalBackend, UrlBackend
+from perilune.cli.screen import Screen
+from perilune.errors import ConfigError, PeriluneError
+
+if TYPE_CHECKING:
+    from perilune.sampling.params import SamplingParams
+
+HELP = "/reset forgets the conversation, /think on|off, /quit or Ctrl-D leaves; Ctrl-C stops an answer"
+
+
+def chat_command(
+    checkpoint: options.Checkpoint = None,
+    url: Annotated[str | None, typer.Option(help="Talk to this server instead.", show_default=False)] = None,
+    model: Annotated[str | None, typer.Option(help="Model of the server; its first one by default.")] = None,
+    api_key: Annotated[str | None, typer.Option(help="Key of the server; PERILUNE_API_KEY by default.")] = None,
+    system: options.System = None,
+    effort: options.Effort = "max",
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 0.95,
+    seed: options.Seed = None,
+    dtype: options.Dtype = None,
+    max_model_len: options.MaxModelLen = None,
+    threads: options.Threads = None,
+) -> None:
+    """Talk to a model."""
+    from perilune.config.engine import EngineConfig
+    from perilune.sampling.params import SamplingParams
+
+    params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
+    backend: Backend
+    if url is None:
+        _refuse({"--model": model, "--api-key": api_key}, "without --url")
+        config = EngineConfig(dtype=dtype, max_model_len=max_model_len, max_num_seqs=1)
+        backend = LocalBackend(checkpoint, config, threads)
+    else:
+        local = {"CHECKPOINT": checkpoint, "--dtype": dtype, "--max-model-len": max_model_len, "--threads": threads}
+        _refuse(local, "with --url")
+        backend = UrlBackend(url, model, api_key or env.api_key())
+    try:
+        Conversation(backend, params, effort, system, is_interactive=sys.stdin.isatty()).run()
+    finally:
+        backend.close()
+
+
+class Conversation:
+    """Reads lines, answers them and remembers both. A line that fails is forgotten."""
+
+    def __init__(
+        self, backend: Backend, params: "SamplingParams", effort: str, system: str | None, *, is_interactive: bool
+    ):
+        self._backend = backend
+        self._params = params
+        self._effort = effort
+        self._is_thinking = effort != NO_THINKING
+        self._opening = [{"role": "system", "content": system}] if system else []
+        self._turns = list(self._opening)
+        self._is_interactive = is_interactive
+        self._screen = Screen()
+
+    def run(self) -> None:
+        """Until the input ends or /quit. With input that is no terminal, the first error ends it too."""
+        if self._is_interactive:
+            self._screen.note(HELP)
+        for line in self._lines():
+            if line.startswith("/"):
+                if line == "/quit":
+                    return
+                self._command(line)
+            elif line:
+                self._answer(line)
+
+    def _lines(self) -> Iterator[str]:
+        if not self._is_interactive:
+            yield from (line.strip() for line in sys.stdin)
+            return
+        with suppress(ImportError):
+            import readline  # noqa: F401 - gives `input` its history and line editing
+        while True:
+            try:
+                yield input("> ").strip()
+            except KeyboardInterrupt:
+                self._screen.note("\n/quit or Ctrl-D leaves")
+            except EOFError:
+                return
+
+    def _command(self, line: str) -> None:
+        if line == "/reset":
+            self._turns = list(self._opening)
+            self._screen.note("forgotten")
+        elif line in ("/think on", "/think off"):
+            self._is_thinking = line.endswith("on")
+            self._screen.note(f"thinking is {'on' if self._is_thinking else 'off'}")
+        else:
+            self._screen.note(f"there is no command {line}: {HELP}")
+
+    def _answer(self, line: str) -> None:
+        turns = [*self._turns, {"role": "user", "content": line}]
+        screen = self._screen
+        screen.begin()
+        effort = NO_THINKING if not self._is_thinking else "max" if self._effort == NO_THINKING else self._effort
+        try:
+            finish_reason = self._backend.answer(turns, effort, self._params, screen.show)
+        except KeyboardInterrupt:
+            finish_reason = "abort"
+        except PeriluneError as error:
+            if not self._is_interactive:
+                raise
+            screen.end("stop")
+            screen.note(f"error: {error}")
+            return
+        screen.end(finish_reason)
+        if screen.content or screen.reasoning:
+            answer = {"role": "assistant", "content": screen.content, "reasoning_content": screen.reasoning}
+            self._turns = [*turns, answer]
+
+
+def _refuse(given: Mapping[str, object], when: str) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{name} has no effect {when}; leave it out")

@@ -1,0 +1,50 @@
+"""`perilune generate`: one answer or continuation, offline, printed as it comes."""
+
+from typing import Annotated
+
+import typer
+
+from perilune.cli import options
+from perilune.cli.backend import LocalBackend
+from perilune.cli.screen import Screen
+from perilune.errors import ConfigError
+
+
+def generate_command(
+    checkpoint: options.Checkpoint = None,
+    prompt: Annotated[str | None, typer.Option(help="Text to continue as it stands.", show_default=False)] = None,
+    chat: Annotated[str | None, typer.Option(help="A message to answer.", show_default=False)] = None,
+    system: options.System = None,
+    effort: options.Effort = "max",
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 0.95,
+    top_k: Annotated[int, typer.Option(help="Draw from this many most probable tokens; 0 is off.")] = 0,
+    seed: options.Seed = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
+    dtype: options.Dtype = None,
+    max_model_len: options.MaxModelLen = None,
+    threads: options.Threads = None,
+) -> None:
+    """Answer a message or continue a text, and leave."""
+    from perilune.config.engine import EngineConfig
+    from perilune.sampling.params import SamplingParams
+
+    if (prompt is None) == (chat is None):
+        raise ConfigError("give either --prompt TEXT, to continue it, or --chat TEXT, to have it answered")
+    if prompt is not None and system is not None:
+        raise ConfigError("--system has no effect with --prompt; use --chat")
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens, stop=tuple(stop or ())
+    )
+    backend = LocalBackend(checkpoint, EngineConfig(dtype=dtype, max_model_len=max_model_len, max_num_seqs=1), threads)
+    screen = Screen()
+    try:
+        if prompt is not None:
+            screen.end(backend.continue_text(prompt, params, screen.show))
+        else:
+            turns = [{"role": "system", "content": system}] if system else []
+            turns.append({"role": "user", "content": chat or ""})
+            screen.end(backend.answer(turns, effort, params, screen.show))
+    finally:
+        backend.close()

@@ -1,0 +1,42 @@
+"""The options that several commands share, and how their values are read."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perilune.errors import ConfigError
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+Checkpoint = Annotated[
+    Path | None, typer.Argument(help="Checkpoint directory; the bundled demo by default.", show_default=False)
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(help="Longest context in tokens; what the model and the cache allow by default.", min=1)
+]
+Dtype = Annotated[
+    str | None, typer.Option(help="Compute dtype: float32 or bfloat16; what suits this machine by default.")
+]
+NumBlocks = Annotated[int | None, typer.Option(help="Size of the cache in blocks of 16 tokens.", min=1)]
+CacheMemory = Annotated[
+    str | None, typer.Option(help="Size of the cache, as 512M or 4G; what is free by default.", metavar="SIZE")
+]
+Threads = Annotated[int | None, typer.Option(help="Processor threads to compute with; all by default.", min=1)]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens; up to the context by default.", min=1)]
+Temperature = Annotated[float, typer.Option(help="0 takes the most probable token.")]
+TopP = Annotated[float, typer.Option(help="Draw from the most probable tokens that sum to this.")]
+Seed = Annotated[int | None, typer.Option(help="Equal seeds give equal answers.")]
+Effort = Annotated[str, typer.Option(help="How much to think: low, high, max, or none to answer at once.")]
+System = Annotated[str | None, typer.Option(help="A system message before the first turn.")]
+
+
+def read_size(text: str | None) -> int | None:
+    """Bytes of a size such as 512M or 4GiB; ConfigError for anything else."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise ConfigError(f"--cache-memory is {text!r}; give a number of bytes, or one with K, M, G or T after it")
+    return int(float(match.group(1)) * _UNITS[match.group(2).upper()])

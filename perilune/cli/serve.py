@@ -1,0 +1,55 @@
+"""`perilune serve`: the server with a checkpoint behind it."""
+
+from typing import Annotated
+
+import typer
+
+from perilune import env
+from perilune.cli import options
+
+
+def serve_command(
+    checkpoint: options.Checkpoint = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        str | None, typer.Option(help="Key that clients must send; PERILUNE_API_KEY by default.", show_default=False)
+    ] = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name of the model for clients; that of its directory by default.")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most requests that run at once.", min=1)] = 16,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.", min=1)] = 512,
+    max_model_len: options.MaxModelLen = None,
+    num_blocks: options.NumBlocks = None,
+    cache_memory: options.CacheMemory = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+    drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,
+) -> None:
+    """Serve a model with the OpenAI API."""
+    from perilune.cli.backend import start_engine
+    from perilune.config.engine import EngineConfig
+    from perilune.server.app import create_app
+    from perilune.server.process import Server, bind
+    from perilune.server.settings import ServerSettings
+
+    settings = ServerSettings(api_key=api_key or env.api_key(), drain_timeout_s=drain_timeout)
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        cache_bytes=options.read_size(cache_memory),
+        dtype=dtype,
+    )
+    bound = bind(host, port)
+    client, tokenizer = start_engine(checkpoint, config, name=served_model_name, num_threads=threads)
+    address, bound_port = bound.getsockname()[:2]
+    shown = f"[{address}]" if ":" in address else address
+
+    def say_ready() -> None:
+        model = client.model
+        typer.echo(f"{model.name} is served at http://{shown}:{bound_port}/v1 (context {model.max_model_len} tokens)")
+
+    Server(create_app(client, tokenizer, settings), bound, drain_timeout, say_ready).run_until_stopped()
