@@ -88,11 +88,14 @@ class _Abort:
     request_id: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Stream:
+    """Where the outputs of a request go; kept until the engine has ended the request, also when nobody reads on."""
+
     request: GenerateRequest
     loop: asyncio.AbstractEventLoop
     outputs: asyncio.Queue[RequestOutput]
+    is_closed: bool = False
 
 
 class InProcessClient:
@@ -173,7 +176,7 @@ class InProcessClient:
         request_id = stream.request.request_id
         with self._condition:
             if self._streams.get(request_id) is stream:
-                del self._streams[request_id]
+                stream.is_closed = True
                 self._inbox.append(_Abort(request_id))
                 self._condition.notify()
 
@@ -234,12 +237,11 @@ class InProcessClient:
         by_loop: defaultdict[asyncio.AbstractEventLoop, list[tuple[_Stream, RequestOutput]]] = defaultdict(list)
         with self._condition:
             for output in outputs:
-                stream = self._streams.get(output.request_id)
-                if stream is None:
-                    continue
+                stream = self._streams[output.request_id]
                 if output.is_finished:
                     del self._streams[output.request_id]
-                by_loop[stream.loop].append((stream, output))
+                if not stream.is_closed:
+                    by_loop[stream.loop].append((stream, output))
         for loop, arrivals in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_put_all, arrivals)

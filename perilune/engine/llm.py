@@ -126,9 +126,11 @@ def _completion(request: GenerateRequest, outputs: Sequence[RequestOutput], toke
     stream = TextStream(tokenizer, request.start_channel, request.params.stop)
     deltas = [*stream.push(token_ids), *stream.flush(last.finish_reason)]
     logprobs = tuple(entry for output in outputs for entry in output.logprobs or ())
+    # text that was first taken for reasoning comes again as content: then there was no reasoning
+    was_resent = any(delta.is_resent for delta in deltas)
     return Completion(
         text="".join(delta.text for delta in deltas if delta.channel in (Channel.TEXT, Channel.CONTENT)),
-        reasoning="".join(delta.text for delta in deltas if delta.channel is Channel.REASONING),
+        reasoning="" if was_resent else "".join(delta.text for delta in deltas if delta.channel is Channel.REASONING),
         token_ids=token_ids,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,

@@ -1,0 +1,89 @@
+import re
+
+import pytest
+
+from perilune.cache.spec import CacheGroupSpec
+from perilune.config.engine import EngineConfig
+from perilune.engine.memory import DEFAULT_SHARE, plan_cache
+from perilune.errors import CapacityError, ConfigError
+
+ROWS = CacheGroupSpec("rows", "paged", num_layers=2, row_shape=(8,))  # 64 bytes a token in float32
+STATES = CacheGroupSpec("states", "state", num_layers=1, row_shape=(100,), dtype="float32")  # 400 bytes a slot
+CONTEXT = 1000
+
+
+def plan(*, groups=(ROWS, STATES), available_bytes=10**9, **settings):
+    return plan_cache(
+        EngineConfig(**settings),
+        groups,
+        model_dtype="float32",
+        max_position_embeddings=CONTEXT,
+        available_bytes=available_bytes,
+    )
+
+
+def test_with_memory_to_spare_the_cache_holds_every_request_at_full_length_and_no_more():
+    found = plan()
+    assert (found.num_blocks, found.num_slots, found.max_model_len) == (16 * 63, 16, CONTEXT)
+    assert (found.block_bytes, found.slot_bytes) == (16 * 64, 400)
+    assert found.total_bytes == 16 * 63 * 1024 + 16 * 400
+
+
+def test_by_default_the_cache_takes_a_share_of_what_is_free():
+    available = 1_000_000
+    found = plan(available_bytes=available)
+    assert found.total_bytes <= available * DEFAULT_SHARE < found.total_bytes + found.block_bytes
+
+
+def test_cache_bytes_is_a_budget_for_blocks_and_states_together():
+    found = plan(cache_bytes=400_000)
+    assert found.total_bytes <= 400_000 < found.total_bytes + found.block_bytes
+
+
+def test_num_blocks_is_taken_as_given():
+    assert plan(num_blocks=77, available_bytes=0).num_blocks == 77
+
+
+def test_the_context_is_cut_to_what_the_cache_holds():
+    assert plan(num_blocks=20).max_model_len == 320
+    assert plan(cache_bytes=16 * 400 + 30 * 1024).max_model_len == 480
+
+
+def test_a_model_without_paged_groups_keeps_its_context():
+    assert plan(groups=(STATES,), available_bytes=10**5).max_model_len == CONTEXT
+
+
+def test_too_few_blocks_are_refused_with_a_true_remedy():
+    for settings in ({}, {"max_model_len": 500}):
+        with pytest.raises(CapacityError, match="num_blocks is 3, 48 tokens") as caught:
+            plan(num_blocks=3, **settings)
+        remedy = int(re.search(r"to at least (\d+)", str(caught.value))[1])
+        plan(num_blocks=remedy, **settings)
+        with pytest.raises(CapacityError):
+            plan(num_blocks=remedy - 1, **settings)
+
+
+@pytest.mark.parametrize("settings", [{"cache_bytes": 20_000}, {"cache_bytes": 40_000, "max_model_len": 600}])
+def test_too_small_a_budget_is_refused_with_true_remedies(settings):
+    with pytest.raises(CapacityError, match="cache_bytes") as caught:
+        plan(**settings)
+    enough = int(re.search(r"cache_bytes to at least (\d+)", str(caught.value))[1])
+    plan(**{**settings, "cache_bytes": enough})
+    with pytest.raises(CapacityError):
+        plan(**{**settings, "cache_bytes": enough - 1})
+    fewer = int(re.search(r"max_num_seqs to at most (\d+)", str(caught.value))[1])
+    plan(**settings, max_num_seqs=fewer)
+    with pytest.raises(CapacityError):
+        plan(**settings, max_num_seqs=fewer + 1)
+
+
+def test_no_remedy_is_offered_that_does_not_help():
+    with pytest.raises(CapacityError) as caught:
+        plan(available_bytes=40_000)
+    assert "25% share of the free memory" in str(caught.value)
+    assert "max_num_seqs to at most" not in str(caught.value)
+
+
+def test_a_context_longer_than_the_models_is_refused():
+    with pytest.raises(ConfigError, match="max_model_len is 1001; the model's context is 1000"):
+        plan(max_model_len=1001)
