@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from perilune import env
+
+# the tensors of tests are tiny: sharing them among threads costs more than it saves, most of all on a busy machine
+torch.set_num_threads(1)
 
 TESTS = Path(__file__).parent
 
