@@ -44,6 +44,9 @@ def check(environ: Mapping[str, str] = os.environ) -> None:
     known = [variable.name for variable in VARIABLES]
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            remedy = f"did you mean {close[0]}? otherwise unset it" if close else "unset it"
+            # the prefix alone would make every name alike
+            near = difflib.get_close_matches(
+                name.removeprefix(PREFIX), [name.removeprefix(PREFIX) for name in known], n=1
+            )
+            remedy = f"did you mean {PREFIX}{near[0]}? otherwise unset it" if near else "unset it"
             raise ConfigError(f"unknown environment variable {name}; known are {', '.join(known)}: {remedy}")
