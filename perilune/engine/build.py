@@ -12,7 +12,7 @@ from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.memory import plan_cache
 from perilune.engine.runner import ModelRunner
-from perilune.models.model import build_model
+from perilune.models.model import KimiModel, build_model
 from perilune.ops.registry import apply_overrides
 from perilune.platform import available_memory_bytes, bfloat16_pays
 from perilune.text.tokenizer import Tokenizer
@@ -27,11 +27,22 @@ def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
 
     Raises CheckpointError, ConfigError, BackendError or CapacityError.
     """
+    tokenizer = Tokenizer.load(checkpoint)
+    return assemble_engine(load_model(checkpoint, config), tokenizer, config)
+
+
+def load_model(checkpoint: Path, config: EngineConfig) -> KimiModel:
+    """Load a checkpoint's text model in the dtype and on the ops that `config` asks for; raises as `build_engine`."""
     apply_overrides(config.ops)
     model_config = load_model_config(checkpoint)
-    tokenizer = Tokenizer.load(checkpoint)
     dtype = config.dtype or ("bfloat16" if bfloat16_pays() else "float32")
-    model = build_model(model_config, load_state(checkpoint, model_config), config.eps, _TORCH_DTYPES[dtype])
+    return build_model(model_config, load_state(checkpoint, model_config), config.eps, _TORCH_DTYPES[dtype])
+
+
+def assemble_engine(model: KimiModel, tokenizer: Tokenizer | None, config: EngineConfig) -> EngineCore:
+    """Put cache, scheduler and runner around a model; without a tokenizer, stop strings are refused."""
+    model_config = model.config
+    dtype = next(name for name, value in _TORCH_DTYPES.items() if value is model.dtype)
     groups = model.cache_groups()
     plan = plan_cache(
         config,
@@ -56,7 +67,7 @@ def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
             vocab_size=model_config.vocab_size,
-            eos_token_ids=tokenizer.eos_token_ids,
+            eos_token_ids=(model_config.eos_token_id,) if tokenizer is None else tokenizer.eos_token_ids,
         ),
         tokenizer,
     )

@@ -1,0 +1,105 @@
+"""The laws of the whole engine, on the real modules with tiny weights."""
+
+import random
+
+import pytest
+
+from perilune.config.engine import EngineConfig
+from perilune.engine.build import assemble_engine, build_engine, load_model
+from perilune.engine.request import FinishReason, GenerateRequest
+from perilune.errors import BackendError, CapacityError, CheckpointError, ConfigError
+from perilune.sampling.params import SamplingParams
+from tests.engine.counting_model import run, tokens_of
+
+ROOMY = EngineConfig(dtype="float32", num_blocks=200, max_model_len=200)
+
+
+@pytest.fixture(scope="module", params=["k3-tiny", "k31-tiny"])
+def model(request, goldens_dir):
+    return load_model(goldens_dir / request.param, ROOMY)
+
+
+def workload(vocab_size, **params):
+    """Seven requests of mixed lengths, drawn at random with seeds."""
+    chosen = random.Random(3)
+    return [
+        GenerateRequest(
+            f"r{index}",
+            tuple(chosen.randrange(vocab_size) for _ in range(length)),
+            SamplingParams(**{"temperature": 0.7, "seed": index, "max_tokens": 12, "ignore_eos": True, **params}),
+        )
+        for index, length in enumerate((1, 2, 7, 16, 17, 33, 60))
+    ]
+
+
+def generated(model, requests, config):
+    core = assemble_engine(model, None, config)
+    found = {request_id: tokens_of(outputs) for request_id, outputs in run(core, requests).items()}
+    return found, core.stats()
+
+
+def settings(**changed):
+    return EngineConfig(**{"dtype": "float32", "num_blocks": 200, "max_model_len": 100, **changed})
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    """The tokens of each request in an engine of its own."""
+    found = {}
+    for request in workload(model.config.vocab_size):
+        found.update(generated(model, [request], ROOMY)[0])
+    assert len(set(found.values())) == len(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        settings(),
+        settings(max_num_batched_tokens=16),
+        settings(max_num_batched_tokens=7, max_num_seqs=5, block_size=5),
+        settings(block_size=1),
+    ],
+    ids=["batched", "chunked", "chunked-small", "block-1"],
+)
+def test_neither_batch_nor_chunks_change_what_a_request_gets(model, alone, config):
+    assert generated(model, workload(model.config.vocab_size), config)[0] == alone
+
+
+def test_preempted_equals_undisturbed(model, alone):
+    config = settings(num_blocks=26, block_size=4, max_num_batched_tokens=24)
+    found, stats = generated(model, workload(model.config.vocab_size), config)
+    assert stats.num_preemptions_total > 0
+    assert found == alone
+
+
+def test_a_checkpoint_becomes_an_engine_that_knows_its_limits(random_checkpoint):
+    core = build_engine(random_checkpoint, settings(num_blocks=20, block_size=16, max_model_len=None))
+    assert core.limits.max_model_len == 320
+    assert core.limits.vocab_size == core.tokenizer.vocab_size == 640
+    assert core.limits.eos_token_ids == core.tokenizer.eos_token_ids
+    assert core.stats().blocks_total == 20
+
+
+def test_the_engine_counts_its_blocks_free_after_mixed_ends(random_checkpoint):
+    core = build_engine(random_checkpoint, settings())
+    core.add(GenerateRequest("left", (1, 2, 3), SamplingParams()))
+    core.step()
+    assert core.abort("left").finish_reason is FinishReason.ABORT
+    run(core, [GenerateRequest("done", (1, 2, 3), SamplingParams(max_tokens=3))])
+    assert core.stats().blocks_used == core.stats().slots_used == 0
+
+
+def test_a_directory_without_a_checkpoint_is_refused_by_name(tmp_path):
+    with pytest.raises((CheckpointError, ConfigError), match=str(tmp_path)):
+        build_engine(tmp_path, settings())
+
+
+def test_a_cache_that_cannot_hold_a_request_is_refused(random_checkpoint):
+    with pytest.raises(CapacityError, match="num_blocks is 1"):
+        build_engine(random_checkpoint, settings(num_blocks=1))
+
+
+def test_an_unknown_op_override_is_refused(random_checkpoint):
+    with pytest.raises(BackendError, match="no_such_op"):
+        build_engine(random_checkpoint, settings(ops={"no_such_op": "reference"}))
