@@ -82,6 +82,8 @@ class TensorTable:
 
     def find(self, name: str) -> TensorFamily | None:
         """The family that `name` belongs to, or None for a name that is not in the layout."""
+        if "{" in name:  # a row of the table itself, not a name
+            return None
         pattern, index, expert = _split(name)
         for family in self._by_pattern.get(pattern, ()):
             if expert < family.num_experts and index in family.indices:
