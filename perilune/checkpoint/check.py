@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 
 from perilune.checkpoint.index import CheckpointIndex
-from perilune.checkpoint.names import TEXT_PREFIX, TensorFamily, TensorTable, tensor_table
+from perilune.checkpoint.names import TEXT_PREFIX, TensorFamily, TensorTable, layer_of, tensor_table
 from perilune.checkpoint.safetensors import TensorEntry
 from perilune.config.model import ModelConfig
 from perilune.errors import CheckpointError
@@ -18,11 +18,11 @@ def check_index(index: CheckpointIndex, config: ModelConfig) -> dict[str, Tensor
     Layers from `num_hidden_layers` on are left out with a warning.
     """
     table, entries = tensor_table(config), index.entries
-    _check_layer_kinds(entries, config, table)
+    _check_layer_kinds(entries, config)
     families: dict[str, TensorFamily] = {}
     ignored: set[int] = set()
     for name, entry in entries.items():
-        layer = table.layer_of(name)
+        layer = layer_of(name)
         if layer is not None and layer >= config.num_hidden_layers:
             ignored.add(layer)
             continue
@@ -54,7 +54,7 @@ def _check_entry(entry: TensorEntry, table: TensorTable) -> TensorFamily:
     return family
 
 
-def _check_layer_kinds(entries: Mapping[str, TensorEntry], config: ModelConfig, table: TensorTable) -> None:
+def _check_layer_kinds(entries: Mapping[str, TensorEntry], config: ModelConfig) -> None:
     """Presence of `A_log` or `q_a_proj` says what a layer is; the configuration must say the same."""
     for layer in range(config.num_hidden_layers):
         prefix = f"{TEXT_PREFIX}model.layers.{layer}.self_attn."

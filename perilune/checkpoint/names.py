@@ -10,10 +10,10 @@ from enum import StrEnum
 from math import prod
 
 from perilune.config.model import ModelConfig, VisionConfig
+from perilune.config.parts import MXFP4_GROUP
 
 TEXT_PREFIX = "language_model."
 LAYER_PREFIX = "language_model.model.layers.{layer}."
-MXFP4_GROUP = 32
 _LAYER = re.compile(r"^language_model\.model\.layers\.(0|[1-9][0-9]*)\.")
 _EXPERT = re.compile(r"\.experts\.(0|[1-9][0-9]*)\.")
 _BLOCK = re.compile(r"^vision_tower\.encoder\.blocks\.(0|[1-9][0-9]*)\.")
@@ -90,10 +90,6 @@ class TensorTable:
                 return family
         return None
 
-    def layer_of(self, name: str) -> int | None:
-        match = _LAYER.match(name)
-        return int(match[1]) if match else None
-
     def released(self) -> Iterator[tuple[str, TensorFamily]]:
         """Every name of the released layout with its family, layer after layer within a family."""
         for family in self.families:
@@ -109,6 +105,12 @@ def tensor_table(config: ModelConfig) -> TensorTable:
     if config.vision is not None:
         families += [*_projector(config.vision), *_vision(config.vision)]
     return TensorTable(tuple(families), config.num_hidden_layers)
+
+
+def layer_of(name: str) -> int | None:
+    """The layer whose tensor `name` is, or None for a tensor outside the layers."""
+    match = _LAYER.match(name)
+    return int(match[1]) if match else None
 
 
 def parameter_name(name: str) -> str:

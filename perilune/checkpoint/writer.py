@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perilune.checkpoint.index import INDEX_NAME
 from perilune.checkpoint.loader import TORCH_DTYPES
-from perilune.checkpoint.names import Part, TensorFamily, TensorTable, parameter_name, tensor_table
+from perilune.checkpoint.names import Part, TensorFamily, TensorTable, layer_of, parameter_name, tensor_table
 from perilune.config.model import ModelConfig
 from perilune.config.parse import model_config_to_dict
 from perilune.errors import CheckpointError
@@ -89,7 +89,7 @@ def _create_shards(directory: Path, table: TensorTable) -> list[_Shard]:
 
 
 def _shard_rank(name: str, family: TensorFamily, table: TensorTable) -> int:
-    layer = table.layer_of(name)
+    layer = layer_of(name)
     if layer is not None:
         return layer
     return table.num_layers + {Part.PROJECTOR: 1, Part.VISION: 2}.get(family.part, 0)

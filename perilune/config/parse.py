@@ -65,7 +65,8 @@ def parse_model_config(values: dict[str, Any]) -> ModelConfig:
     _fixed_values(top, text)
     num_layers = text.integer("num_hidden_layers")
     kda, full_attn_layers = parse_kda(text.section("linear_attn_config"), num_layers)
-    vision = parse_vision(top.section("vision_config", NO_EFFECT_KEYS)) if top.get("vision_config", None) else None
+    has_vision = top.get("vision_config", None) is not None
+    vision = parse_vision(top.section("vision_config", NO_EFFECT_KEYS)) if has_vision else None
     config = ModelConfig(
         arch=arch,
         vocab_size=text.integer("vocab_size"),
@@ -75,10 +76,10 @@ def parse_model_config(values: dict[str, Any]) -> ModelConfig:
         first_k_dense_replace=text.integer("first_k_dense_replace", minimum=0),
         attn_res_block_size=text.integer("attn_res_block_size"),
         max_position_embeddings=text.integer("max_position_embeddings"),
-        rms_norm_eps=text.number("rms_norm_eps"),
-        activation_situ_beta=text.number("activation_situ_beta"),
-        activation_situ_linear_beta=text.number("activation_situ_linear_beta"),
-        initializer_range=text.number("initializer_range"),
+        rms_norm_eps=text.positive("rms_norm_eps"),
+        activation_situ_beta=text.positive("activation_situ_beta"),
+        activation_situ_linear_beta=text.positive("activation_situ_linear_beta"),
+        initializer_range=text.positive("initializer_range"),
         bos_token_id=_token_id(top, text, "bos_token_id"),
         eos_token_id=_token_id(top, text, "eos_token_id"),
         pad_token_id=_token_id(top, text, "pad_token_id"),
@@ -98,7 +99,7 @@ def parse_model_config(values: dict[str, Any]) -> ModelConfig:
 
 def _architecture(top: Section) -> str:
     names = top.get("architectures")
-    if not isinstance(names, list) or len(names) != 1 or names[0] not in ARCHITECTURES:
+    if names not in ([name] for name in ARCHITECTURES):
         top.refuse("architectures", names, " or ".join(f'["{name}"]' for name in ARCHITECTURES))
     arch = ARCHITECTURES[names[0]]
     top.fixed("model_type", MODEL_TYPES[arch])

@@ -125,7 +125,7 @@ def parse_moe(text: Section) -> MoEConfig:
         moe_intermediate_size=text.integer("moe_intermediate_size"),
         routed_expert_hidden_size=text.integer("routed_expert_hidden_size"),
         moe_renormalize=text.boolean("moe_renormalize"),
-        routed_scaling_factor=text.number("routed_scaling_factor"),
+        routed_scaling_factor=text.positive("routed_scaling_factor"),
     )
     for key in ("routed_expert_hidden_size", "moe_intermediate_size"):
         if getattr(moe, key) % MXFP4_GROUP:
@@ -194,7 +194,7 @@ def parse_vision(section: Section) -> VisionConfig:
         init_pos_emb_width=section.integer("init_pos_emb_width"),
         init_pos_emb_time=section.integer("init_pos_emb_time"),
         merge_kernel_size=(2, 2),
-        projector_ln_eps=section.number("projector_ln_eps"),
+        projector_ln_eps=section.positive("projector_ln_eps"),
     )
     section.fixed("mm_hidden_size", vision.vt_hidden_size)
     if vision.qkv_hidden_size % vision.vt_num_attention_heads:

@@ -51,6 +51,12 @@ class Section:
             self.refuse(key, value, f"an integer of at least {minimum}")
         return int(value)
 
+    def positive(self, key: str) -> float:
+        value = self.number(key)
+        if value <= 0:
+            self.refuse(key, value, "a number above 0")
+        return value
+
     def number(self, key: str) -> float:
         value = self.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

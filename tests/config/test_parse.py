@@ -115,6 +115,8 @@ def test_absent_indexer_sizes_are_the_released_ones(values):
         ("text_config.moe_intermediate_size", 40, ["moe_intermediate_size", "40", "multiple of 32"]),
         ("text_config.num_key_value_heads", 1, ["num_key_value_heads", "1", "2"]),
         ("text_config.rms_norm_eps", float("nan"), ["rms_norm_eps", "NaN", "finite"]),
+        ("text_config.activation_situ_beta", 0, ["activation_situ_beta", "0", "above 0"]),
+        ("architectures", [["x"]], ["architectures", '[["x"]]']),
         ("text_config.first_k_dense_replace", 5, ["first_k_dense_replace", "5", "4"]),
         ("text_config.eos_token_id", 7, ["eos_token_id", "1", "7", "agree"]),
         ("text_config.linear_attn_config.use_full_rank_gate", False, ["use_full_rank_gate", "true"]),
