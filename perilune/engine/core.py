@@ -40,7 +40,7 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class CoreLimits:
-    """What the core holds requests to; `tokenizer` None means that stop strings are refused."""
+    """What the core holds steps and requests to; `max_model_len` bounds prompt plus output."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -56,7 +56,7 @@ class _Live:
 
 
 class EngineCore:
-    """Requests in, outputs out, one step at a time.
+    """Requests in, outputs out, one step at a time. Without a tokenizer, stop strings are refused.
 
     A request that fails (logits that are not finite, an error in its own text) ends alone with reason error. An
     exception of the runner ends the requests of that step; the core goes on.

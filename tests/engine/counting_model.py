@@ -44,10 +44,11 @@ def expected_tokens(prompt, count):
 
 
 class CountingModel:
-    """`batches` keeps every batch it was given."""
+    """`batches` keeps every batch it was given, `inference_modes` whether gradients were off in the strictest way."""
 
     def __init__(self):
         self.batches = []
+        self.inference_modes = []
 
     def cache_groups(self):
         return (
@@ -57,6 +58,7 @@ class CountingModel:
 
     def __call__(self, batch):
         self.batches.append(batch)
+        self.inference_modes.append(torch.is_inference_mode_enabled())
         if CRASH_TOKEN in batch.token_ids:
             raise RuntimeError("the model met a token that it cannot stand")
         rows = batch.cache["rows"][0]

@@ -14,9 +14,11 @@ from tests.engine.counting_model import run, tokens_of
 ROOMY = EngineConfig(dtype="float32", num_blocks=200, max_model_len=200)
 
 
-@pytest.fixture(scope="module", params=["k3-tiny", "k31-tiny"])
-def model(request, goldens_dir):
-    return load_model(goldens_dir / request.param, ROOMY)
+@pytest.fixture(scope="module", params=["k31-micro", "k3-tiny", "k31-tiny"])
+def model(request, micro_checkpoint):
+    if request.param == micro_checkpoint.name:
+        return load_model(micro_checkpoint, ROOMY)
+    return load_model(request.getfixturevalue("goldens_dir") / request.param, ROOMY)
 
 
 def workload(vocab_size, **params):
@@ -71,6 +73,44 @@ def test_preempted_equals_undisturbed(model, alone):
     found, stats = generated(model, workload(model.config.vocab_size), config)
     assert stats.num_preemptions_total > 0
     assert found == alone
+
+
+@pytest.mark.parametrize("kind", ["paged", "state"])
+def test_a_poisoned_cache_fails_its_request_alone_and_is_clean_for_the_next(model, alone, kind):
+    config = settings(num_blocks=40, max_num_seqs=7, max_num_batched_tokens=200)
+    core = assemble_engine(model, None, config)
+    requests = workload(model.config.vocab_size)
+    for request in requests:
+        core.add(request)
+    outputs = {request.request_id: [] for request in requests}
+
+    def step():
+        for output in core.step():
+            outputs[output.request_id].append(output)
+
+    step()
+    step()
+    poison(core, model, "r4", kind)
+    while core.has_work:
+        step()
+        core.check_integrity()
+    assert outputs["r4"][-1].finish_reason is FinishReason.ERROR
+    assert "NaN" in outputs["r4"][-1].error
+    spared = [request_id for request_id in outputs if request_id != "r4"]
+    assert {request_id: tokens_of(outputs[request_id]) for request_id in spared} == {
+        request_id: alone[request_id] for request_id in spared
+    }
+    again = run(core, requests)
+    assert {request_id: tokens_of(found) for request_id, found in again.items()} == alone
+
+
+def poison(core, model, request_id, kind):
+    """Make everything that a running request has cached in the groups of one kind NaN."""
+    cache, views = core._cache, core._runner._storage.views
+    seats = cache.block_table(request_id) if kind == "paged" else [cache.state_slot(request_id)]
+    for group in model.cache_groups():
+        if group.kind == kind:
+            views[group.name][:, list(seats)] = float("nan")
 
 
 def test_a_checkpoint_becomes_an_engine_that_knows_its_limits(random_checkpoint):
