@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from perilune import env
+from perilune.config.model import ModelConfig
+from perilune.config.presets import preset_config
 
 # the tensors of tests are tiny: sharing them among threads costs more than it saves, most of all on a busy machine
 torch.set_num_threads(1)
@@ -39,6 +41,13 @@ def _beside(goldens_dir: Path, name: str) -> Path:
     if not directory.is_dir():
         pytest.skip(f"no {name} at {directory}: it is looked for beside PERILUNE_GOLDENS")
     return directory
+
+
+@pytest.fixture(scope="session")
+def released_configs() -> dict[str, ModelConfig]:
+    """The two released configurations by architecture; a test compares them with the released files."""
+    sizes = {"vocab_size": 163840, "intermediate_size": 33792, "num_hidden_layers": 93, "num_experts": 896}
+    return {arch: preset_config("k3-slice", arch, has_vision=True, sizes=sizes) for arch in ("k3", "k31")}
 
 
 @pytest.fixture(scope="session")

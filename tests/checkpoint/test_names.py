@@ -10,19 +10,19 @@ LAYER = "language_model.model.layers."
 
 
 @pytest.fixture(scope="module")
-def k31(fixtures_dir):
-    return tensor_table(load_model_config(fixtures_dir / "kimi-k3.1-pro"))
+def k31(released_configs):
+    return tensor_table(released_configs["k31"])
 
 
-def test_every_released_name_leads_back_to_its_family(goldens_dir):
-    table = tensor_table(load_model_config(goldens_dir / "k31-tiny"))
+def test_every_name_of_a_checkpoint_leads_back_to_its_family(micro_checkpoint):
+    table = tensor_table(load_model_config(micro_checkpoint))
     names = dict(table.released())
     assert len(names) == sum(family.num_tensors for family in table.families if family.is_released)
     assert all(table.find(name) is family for name, family in names.items())
 
 
-def test_the_table_counts_as_the_released_index_does(fixtures_dir):
-    table = tensor_table(load_model_config(fixtures_dir / "kimi-k3"))
+def test_the_table_counts_as_the_released_index_does(released_configs):
+    table = tensor_table(released_configs["k3"])
     released = [family for family in table.families if family.is_released]
     assert sum(family.num_tensors for family in released) == 497220
     assert sum(family.num_tensors * family.tensor_bytes for family in released) == 1560860324864

@@ -1,5 +1,6 @@
 import pytest
 
+from perilune.config.parse import load_model_config
 from perilune.config.presets import preset_config
 from perilune.errors import ConfigError
 from perilune.models.accounting import account
@@ -11,6 +12,11 @@ def test_the_slice_has_the_real_widths_and_the_promised_size():
     assert (config.moe.routed_expert_hidden_size, config.moe.moe_intermediate_size) == (3584, 3072)
     assert (len(config.kda_layers), config.full_attn_layers) == (3, (3,))
     assert account(config).total_size == 7_580_162_624
+
+
+def test_the_slice_at_full_size_is_the_released_model(fixtures_dir, released_configs):
+    assert released_configs["k3"] == load_model_config(fixtures_dir / "kimi-k3")
+    assert released_configs["k31"] == load_model_config(fixtures_dir / "kimi-k3.1-pro")
 
 
 def test_control_ids_follow_the_ranks():

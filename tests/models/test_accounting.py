@@ -1,7 +1,6 @@
 import pytest
 
 from perilune.checkpoint.names import Part
-from perilune.config.parse import load_model_config
 from perilune.models.accounting import (
     account,
     attended_rows,
@@ -14,14 +13,14 @@ from perilune.models.accounting import (
 )
 
 
-@pytest.fixture(scope="module")
-def k3(fixtures_dir):
-    return load_model_config(fixtures_dir / "kimi-k3")
+@pytest.fixture
+def k3(released_configs):
+    return released_configs["k3"]
 
 
-@pytest.fixture(scope="module")
-def k31(fixtures_dir):
-    return load_model_config(fixtures_dir / "kimi-k3.1-pro")
+@pytest.fixture
+def k31(released_configs):
+    return released_configs["k31"]
 
 
 def test_the_released_index_is_met_to_the_byte(k3):
