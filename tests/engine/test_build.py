@@ -22,15 +22,15 @@ def model(request, micro_checkpoint):
 
 
 def workload(vocab_size, **params):
-    """Seven requests of mixed lengths, drawn at random with seeds."""
+    """Five requests of mixed lengths, drawn at random with seeds."""
     chosen = random.Random(3)
     return [
         GenerateRequest(
             f"r{index}",
             tuple(chosen.randrange(vocab_size) for _ in range(length)),
-            SamplingParams(**{"temperature": 0.7, "seed": index, "max_tokens": 12, "ignore_eos": True, **params}),
+            SamplingParams(**{"temperature": 0.7, "seed": index, "max_tokens": 10, "ignore_eos": True, **params}),
         )
-        for index, length in enumerate((1, 2, 7, 16, 17, 33, 60))
+        for index, length in enumerate((1, 2, 16, 17, 45))
     ]
 
 
@@ -69,7 +69,7 @@ def test_neither_batch_nor_chunks_change_what_a_request_gets(model, alone, confi
 
 
 def test_preempted_equals_undisturbed(model, alone):
-    config = settings(num_blocks=26, block_size=4, max_num_batched_tokens=24)
+    config = settings(num_blocks=14, block_size=4, max_model_len=56, max_num_batched_tokens=24)
     found, stats = generated(model, workload(model.config.vocab_size), config)
     assert stats.num_preemptions_total > 0
     assert found == alone
@@ -90,13 +90,13 @@ def test_a_poisoned_cache_fails_its_request_alone_and_is_clean_for_the_next(mode
 
     step()
     step()
-    poison(core, model, "r4", kind)
+    poison(core, model, "r3", kind)
     while core.has_work:
         step()
         core.check_integrity()
-    assert outputs["r4"][-1].finish_reason is FinishReason.ERROR
-    assert "NaN" in outputs["r4"][-1].error
-    spared = [request_id for request_id in outputs if request_id != "r4"]
+    assert outputs["r3"][-1].finish_reason is FinishReason.ERROR
+    assert "NaN" in outputs["r3"][-1].error
+    spared = [request_id for request_id in outputs if request_id != "r3"]
     assert {request_id: tokens_of(outputs[request_id]) for request_id in spared} == {
         request_id: alone[request_id] for request_id in spared
     }
