@@ -17,7 +17,7 @@ from train.split import is_chosen
 Item = TypeVar("Item")
 
 SKILLS = ("dictionary", "sums", "recall", "talk")
-DEFAULT_MIX: Mapping[str, float] = {"dictionary": 0.45, "sums": 0.25, "recall": 0.28, "talk": 0.02}
+DEFAULT_MIX: Mapping[str, float] = {"dictionary": 0.38, "sums": 0.27, "recall": 0.33, "talk": 0.02}
 # How much of it is asked with thinking on.
 THINKING_SHARE = 0.17
 MAX_FACTS = 8
@@ -174,8 +174,8 @@ class QuestionSource:
     def sums(self) -> Exchange:
         """Asks for one sum; in training sometimes for several, a line of the answer each."""
         count = 1
-        if not self.held_out and self.rng.random() < 0.3:
-            count = self.rng.randint(2, 4)
+        if not self.held_out and self.rng.random() < 0.5:
+            count = self.rng.randint(2, 5)
         pairs = [self.summands() for _ in range(count)]
         a, b = pairs[0]
         user = self.phrase(SUM_PHRASES).format(a=a, b=b)
@@ -206,9 +206,9 @@ class QuestionSource:
     def recall(self, facts: Sequence[Fact]) -> Exchange:
         """Asks for one fact; in training sometimes for two or three, or for all of them."""
         chance = 1.0 if self.held_out else self.rng.random()
-        if chance < 0.1:
+        if chance < 0.2:
             return self._recall_exchange(self.rng.choice(REPEAT_PHRASES), "all facts", facts)
-        count = min(self.rng.randint(2, 3), len(facts)) if chance < 0.35 else 1
+        count = min(self.rng.randint(2, 3), len(facts)) if chance < 0.55 else 1
         asked = self.rng.sample(facts, count)
         if count == 1:
             user = self.phrase(asked[0].questions)

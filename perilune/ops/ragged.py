@@ -1,5 +1,7 @@
 """Sequences of different lengths laid end to end, and the padded rectangle that plain torch computes on."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -7,7 +9,7 @@ from torch import Tensor
 def lengths(cu_seqlens: Tensor) -> list[int]:
     """Lengths of the sequences that `cu_seqlens` [N+1] delimits."""
     bounds = cu_seqlens.tolist()
-    return [end - start for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [end - start for start, end in pairwise(bounds)]
 
 
 def pad(x: Tensor, seq_lengths: list[int], multiple: int = 1) -> Tensor:

@@ -6,7 +6,7 @@ look-up. `explain` prints every candidate with its reason, so that nothing optio
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
@@ -15,12 +15,12 @@ from perilune.errors import BackendError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-BACKEND_ORDER = ("triton", "native", "reference")
+BACKEND_ORDER = ("triton", "native", "inductor", "reference")
 
 
 @dataclass(frozen=True)
 class OpKey:
-    """What an implementation may base its refusal on: device, dtypes, static sizes, and whether a gradient is needed."""
+    """What an implementation may base its refusal on: device, dtypes, static sizes, need of a gradient."""
 
     device: str
     dtypes: tuple[torch.dtype, ...]
@@ -115,10 +115,10 @@ class Op(Generic[P, R]):
         raise BackendError(f"no implementation of op {self.name} accepts {key}: {reasons}")
 
 
-_OPS: dict[str, "Op[..., object]"] = {}
+_OPS: dict[str, "Op[..., Any]"] = {}
 
 
-def all_ops() -> Mapping[str, "Op[..., object]"]:
+def all_ops() -> Mapping[str, "Op[..., Any]"]:
     """Every declared op by name."""
     return _OPS
 

@@ -62,10 +62,20 @@ def kda_chunk(
     Padding rows have beta = 0 and g = 0 and so leave the state as it is.
     """
     seq_lengths = ragged.lengths(cu_seqlens)
-    q_NHMCD, k_NHMCD, v_NHMCD = (_chunks(x, seq_lengths) for x in _normalised(q, k, v, l2_eps))
-    g_NHMCD = _chunks(g, seq_lengths)
-    beta_NHMC1 = _chunks(beta[..., None], seq_lengths)
-    total = g_NHMCD.cumsum(-2)  # G: log decay from the chunk's start to each row
+    padded = [ragged.pad(x, seq_lengths, multiple=CHUNK_ROWS) for x in (q, k, v, g, beta)]
+    s_NHDD = _initial_state(state, state_slots, padded[0])
+    o_NLHD, s_NHDD = chunk_scan(*padded, l2_eps, s_NHDD)
+    _store_state(state, state_slots, s_NHDD)
+    return ragged.unpad(o_NLHD[:, : max(seq_lengths)], seq_lengths).to(q.dtype)
+
+
+def chunk_scan(
+    q_NLHD: Tensor, k_NLHD: Tensor, v_NLHD: Tensor, g_NLHD: Tensor, beta_NLH: Tensor, l2_eps: float, s_NHDD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """All chunks of equally long sequences, L a multiple of the chunk: (o [N, L, H, D] float32, final state)."""
+    q_NHMCD, k_NHMCD, v_NHMCD = (_chunks(x) for x in _normalised(q_NLHD, k_NLHD, v_NLHD, l2_eps))
+    beta_NHMC1 = _chunks(beta_NLH[..., None])
+    total = _chunks(g_NLHD).cumsum(-2)  # G: log decay from the chunk's start to each row
     from_middle = total - total[..., _REFERENCE_ROW : _REFERENCE_ROW + 1, :]
     k_late, k_early = k_NHMCD * from_middle.exp(), k_NHMCD * (-from_middle).exp()
     kk = (beta_NHMC1 * (k_late @ k_early.transpose(-1, -2))).tril(-1)
@@ -75,16 +85,12 @@ def kda_chunk(
     solved = torch.linalg.solve_triangular(kk, rhs, upper=False, unitriangular=True)
     w_NHMCD, u_NHMCD = solved.split(k_NHMCD.shape[-1], dim=-1)
     q_in, k_out, decay_all = decay_in * q_NHMCD, decay_out * k_NHMCD, total[..., -1, :].exp()
-
-    s_NHDD = _initial_state(state, state_slots, q_NHMCD.transpose(1, 2))
     outputs = []
     for m in range(q_NHMCD.shape[2]):
         corrected = u_NHMCD[:, :, m] - w_NHMCD[:, :, m] @ s_NHDD
         outputs.append(q_in[:, :, m] @ s_NHDD + qk[:, :, m] @ corrected)
         s_NHDD = decay_all[:, :, m, :, None] * s_NHDD + k_out[:, :, m].transpose(-1, -2) @ corrected
-    _store_state(state, state_slots, s_NHDD)
-    o_NLHD = torch.cat(outputs, dim=2).transpose(1, 2)[:, : max(seq_lengths)]
-    return ragged.unpad(o_NLHD, seq_lengths).to(q.dtype)
+    return torch.cat(outputs, dim=2).transpose(1, 2), s_NHDD
 
 
 def _normalised(q: Tensor, k: Tensor, v: Tensor, l2_eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,17 +100,16 @@ def _normalised(q: Tensor, k: Tensor, v: Tensor, l2_eps: float) -> tuple[Tensor,
     return l2(q).float() * q.shape[-1] ** -0.5, l2(k).float(), v.float()
 
 
-def _chunks(x: Tensor, seq_lengths: list[int]) -> Tensor:
-    padded = ragged.pad(x, seq_lengths, multiple=CHUNK_ROWS)
-    return padded.unflatten(1, (-1, CHUNK_ROWS)).permute(0, 3, 1, 2, 4)
+def _chunks(x_NLHD: Tensor) -> Tensor:
+    # Made contiguous, or every matrix product of a chunk would gather its rows anew.
+    return x_NLHD.unflatten(1, (-1, CHUNK_ROWS)).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _initial_state(state: Tensor | None, state_slots: Tensor, x_NLHD: Tensor) -> Tensor:
     if state is not None:
         return state[state_slots]
-    num_sequences, _, *_ = x_NLHD.shape
-    heads, width = x_NLHD.shape[2], x_NLHD.shape[-1]
-    return x_NLHD.new_zeros(num_sequences, heads, width, width)
+    num_sequences, _, heads, width = x_NLHD.shape
+    return torch.zeros(num_sequences, heads, width, width, device=x_NLHD.device)
 
 
 def _store_state(state: Tensor | None, state_slots: Tensor, s_NHDD: Tensor) -> None:

@@ -1,0 +1,22 @@
+"""Faster training steps: the element-wise reference ops, fused by torch.compile, as a backend of the op registry."""
+
+import torch
+
+from perilune import ops
+from perilune.ops.registry import OpKey, all_ops
+
+_FUSED_OPS = ("attn_res_mix", "gated_rms_norm", "kda_decay", "rms_norm", "short_conv", "situ")
+
+
+def fuse_ops() -> None:
+    """Registers the compiled references; from now on they serve every call that needs a gradient."""
+    ops.load_all()
+    torch._dynamo.config.recompile_limit = 64
+    for name in _FUSED_OPS:
+        op = all_ops()[name]
+        op.register("inductor", torch.compile(op.reference, dynamic=False), _refusal)
+
+
+def _refusal(key: OpKey) -> str | None:
+    # Each new shape costs a compilation: training has few shapes, evaluation many.
+    return None if key.needs_grad else "compiled for training only"
