@@ -1,7 +1,7 @@
-"""Teaches the indexer: its scores learn to follow the attention that the dense model pays (DeepSeek-V3.2, warm-up stage).
+"""Teaches the indexer: its scores learn to follow the dense model's attention (DeepSeek-V3.2, warm-up stage).
 
-The loss is the KL divergence from the head-averaged attention to the softmax of the scores. Inputs are detached, so only
-the indexer learns from it.
+The loss is the KL divergence from the head-averaged attention to the softmax of the scores. Inputs are detached, so
+only the indexer learns from it.
 """
 
 from typing import Any
@@ -33,7 +33,8 @@ class IndexerTeacher:
 
     def _observe(self, module: MultiHeadLatentAttention, arguments: tuple[Any, ...], _: Tensor) -> None:
         x, batch = arguments
-        assert isinstance(batch, ForwardBatch) and module.indexer is not None
+        assert isinstance(batch, ForwardBatch)
+        assert module.indexer is not None
         length = int(batch.seq_lens[0])
         count = min(self._num_sequences, batch.seq_lens.shape[0])
         with torch.no_grad():
@@ -42,7 +43,8 @@ class IndexerTeacher:
             target = _mean_attention(module, x, q_latent, count)
         indexer = module.indexer
         queries, weights, keys = (
-            y.unflatten(0, (count, length)) for y in (indexer.queries(q_latent), indexer.head_weights(x), indexer.keys(x))
+            y.unflatten(0, (count, length))
+            for y in (indexer.queries(q_latent), indexer.head_weights(x), indexer.keys(x))
         )
         scores = indexer_scores(queries, weights, keys)
         scores = scores.masked_fill(~_causal(length), -torch.inf).log_softmax(dim=-1)

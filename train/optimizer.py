@@ -62,7 +62,8 @@ class Muon(torch.optim.Optimizer):
 
 def optimizers(model: nn.Module, matrix_lr: float, other_lr: float, weight_decay: float) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices, AdamW for embeddings, logits, router, norms, convolutions and biases."""
-    matrices, others = [], []
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         is_hidden = parameter.dim() >= 2 and not any(
             word in name for word in ("embed_tokens", "lm_head", "conv1d", "res_proj", "gate.weight", "weights_proj")

@@ -1,6 +1,6 @@
 """Exact answers of a model in training on held-out questions, without generating.
 
-Greedy decoding gives the expected answer exactly when every expected token is the likeliest after the ones before it, so
+Greedy decoding gives the expected answer exactly when every expected token is the likeliest after those before it, so
 one forward pass over question and answer decides.
 """
 

@@ -1,4 +1,4 @@
-"""Trains the demo model. `python -m train.run --out runs/demo --minutes 75` starts it, the same command goes on with it.
+"""Trains the demo model: `python -m train.run --out runs/demo --minutes 75`; the same command resumes it.
 
 The learning rates, the curriculum and the indexer's stage follow the share of the time that has been spent, so that a
 slower machine sees fewer tokens and still ends with a finished model. Progress, losses and exact answers on held-out
@@ -71,7 +71,7 @@ class Training:
         losses = {"loss": answer_loss}
         if self.teacher is not None:
             losses["indexer_loss"] = self.teacher.take_loss()
-        sum(losses.values()).backward()  # type: ignore[union-attr]
+        torch.stack(list(losses.values())).sum().backward()
         for optimizer, rates in zip(self.optimizers, self.base_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate * rate_factor(self.progress)
@@ -106,7 +106,7 @@ class Training:
 
 
 class RouterBalance:
-    """Keeps experts evenly used: an expert's correction bias falls while it is chosen more than the average, else rises.
+    """Keeps experts evenly used: the correction bias of one chosen more often than the average falls, else it rises.
 
     Auxiliary-loss-free balancing (arXiv 2408.15664).
     """
@@ -129,7 +129,7 @@ class RouterBalance:
 
 
 def _targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Flat indices of the tokens that predict a target, and the targets; filled up to few sizes, as each is compiled."""
+    """Flat indices of the tokens that predict a target, and the targets; few sizes, as each is compiled anew."""
     rows = F.pad(mask[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
     targets = ids.flatten()[rows + 1]
     missing = -len(rows) % ROWS_MULTIPLE

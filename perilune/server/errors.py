@@ -1,5 +1,6 @@
 """Every failure in the shape that OpenAI clients expect: {"error": {"message", "type", "param", "code"}}."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,11 +8,13 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perilune.errors import CapacityError, PeriluneError, RequestError
 
 # what nginx logs for a client that went away; nobody is left to read it
 CLIENT_CLOSED_REQUEST = 499
+LOG = logging.getLogger(__name__)
 ENCODER = msgspec.json.Encoder()
 
 
@@ -38,6 +41,31 @@ def error_response(error: Exception, headers: Mapping[str, str] | None = None) -
     return Response(error_body(error), error_status(error), headers, "application/json")
 
 
+class FaultBarrier:
+    """Logs a fault of ours and answers 500, so that the connection stays usable."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_started = is_complete = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal has_started, is_complete
+            has_started = True
+            is_complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send if scope["type"] == "http" else send)
+        except Exception as error:
+            if scope["type"] != "http" or (has_started and not is_complete):
+                raise
+            LOG.exception("%s %s failed", scope["method"], scope["path"])
+            if not has_started:
+                await error_response(error)(scope, receive, send)
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Make `app` answer every exception, also those of its router, in the OpenAI shape."""
 
@@ -61,4 +89,4 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(PeriluneError, answer_error)
     app.add_exception_handler(HTTPException, answer_http)
     app.add_exception_handler(ClientDisconnect, answer_nobody)
-    app.add_exception_handler(Exception, answer_error)
+    app.add_middleware(FaultBarrier)

@@ -12,6 +12,7 @@ from perilune.errors import ConfigError
 
 # after the answers were told to end, what they still may take to say so
 LAST_WORDS_S = 5
+BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
@@ -36,7 +37,20 @@ class Server(uvicorn.Server):
         self._on_ready = on_ready
 
     def run_until_stopped(self) -> None:
-        """Serve; blocks. To be called from the main thread, whose signal handlers it replaces."""
+        """Serve; blocks. To be called from the main thread, whose signal handlers it replaces.
+
+        Raises ConfigError when another process has begun to listen on the port since it was bound.
+        """
+        host, port = self._bound.getsockname()[:2]
+        try:
+            self._bound.listen(BACKLOG)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
+        host, port = self._bound.getsockname()[:2]
+        try:
+            self._bound.listen(BACKLOG)
+        except OSError as error:
+            raise _cannot_listen(host, port, error) from error
         # uvicorn raises the signal again when it is done, which would turn a clean end into a failure
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
@@ -63,8 +77,12 @@ def bind(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
     except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; choose others with --host and --port, "
-            "or --port 0 for any that is free"
-        ) from error
+        raise _cannot_listen(host, port, error) from error
     return bound
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {host} port {port}: {error.strerror or error}; choose others with --host and --port "
+        "(--port 0 is any that is free)"
+    )

@@ -1,5 +1,6 @@
 """A real server on a loopback port in front of an engine that replays what a test wants it to say."""
 
+import asyncio
 import json
 import threading
 import time
@@ -46,6 +47,10 @@ class Running:
     http: httpx.Client
     script: Callable[[GenerateRequest], Sequence[Any]]
     app: Any
+    loop: asyncio.AbstractEventLoop
+
+    def call_in_loop(self, function: Callable[..., None], *arguments: Any) -> None:
+        self.loop.call_soon_threadsafe(function, *arguments)
 
     def chat(self, content: str = "hello", **fields: Any) -> httpx.Response:
         body = {"model": MODEL_NAME, "messages": [{"role": "user", "content": content}], **fields}
@@ -84,12 +89,18 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
         engine = FakeEngine(model, lambda request: running.script(request), delay_s=delay_s)
         app = create_app(engine, tokenizer, settings or ServerSettings())
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run)
+        loops: list[asyncio.AbstractEventLoop] = []
+
+        async def run() -> None:
+            loops.append(asyncio.get_running_loop())
+            await server.serve()
+
+        thread = threading.Thread(target=lambda: asyncio.run(run()))
         thread.start()
         while not server.started:
             time.sleep(0.002)
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-        running = Running(url, engine, httpx.Client(base_url=url, timeout=DEADLINE_S), script, app)
+        running = Running(url, engine, httpx.Client(base_url=url, timeout=DEADLINE_S), script, app, loops[0])
 
         def stop() -> None:
             running.http.close()

@@ -1,8 +1,9 @@
 """Attention residuals, block form, with the norm that always follows.
 
 attn_res_mix(candidates, query, norm_weight, eps) -> x.
-    candidates: n tensors [T, D], bank entries in order, then the live prefix. query [D] f32: product of the mixing norm's
-    weight and the projection row. norm_weight [D]: weight of the RMSNorm applied to the mix. eps: of both norms.
+    candidates: n tensors [T, D], bank entries in order, then the live prefix.
+    query [D] f32: product of the mixing norm's weight and the projection row.
+    norm_weight [D]: weight of the RMSNorm applied to the mix. eps: of both norms.
     x [T, D] in the candidates' dtype. A single candidate is its own mix.
 """
 

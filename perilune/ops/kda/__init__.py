@@ -3,9 +3,9 @@
 kda_decay(z, a_log, dt_bias, lower_bound) -> g: z [T, H, D] decay logits, a_log [H] f32, dt_bias [H, D] f32;
     g = lower_bound * sigmoid(exp(a_log) * (z + dt_bias)), float32 log decay in (lower_bound, 0).
 
-kda_recurrent(q, k, v, g, beta, l2_eps, state, state_slots, cu_seqlens) -> o, token by token, for few tokens a sequence.
-kda_chunk(same) -> o, in chunks, for many.
-    q, k, v [T, H, D] after the convolution; they are L2-normalised here (eps inside the root) and q is scaled by D^-0.5.
+kda_recurrent(q, k, v, g, beta, l2_eps, state, state_slots, cu_seqlens) -> o, token by token.
+kda_chunk(same) -> o, in chunks, for many tokens a sequence.
+    q, k, v [T, H, D] after the convolution; here they are L2-normalised (eps inside the root), q scaled by D^-0.5.
     g [T, H, D] f32; beta [T, H] f32. Sequences lie end to end as cu_seqlens [N+1] says.
     state [slots, H, D(key), D(value)] f32 or None: row state_slots[n] [N] is the state of sequence n, read and replaced
     in place. None means a zero state, and nothing is kept. o [T, H, D] in q's dtype.

@@ -62,9 +62,9 @@ def kda_chunk(
     Padding rows have beta = 0 and g = 0 and so leave the state as it is.
     """
     seq_lengths = ragged.lengths(cu_seqlens)
-    padded = [ragged.pad(x, seq_lengths, multiple=CHUNK_ROWS) for x in (q, k, v, g, beta)]
-    s_NHDD = _initial_state(state, state_slots, padded[0])
-    o_NLHD, s_NHDD = chunk_scan(*padded, l2_eps, s_NHDD)
+    q_NLHD, k_NLHD, v_NLHD, g_NLHD, beta_NLH = (ragged.pad(x, seq_lengths, CHUNK_ROWS) for x in (q, k, v, g, beta))
+    s_NHDD = _initial_state(state, state_slots, q_NLHD)
+    o_NLHD, s_NHDD = chunk_scan(q_NLHD, k_NLHD, v_NLHD, g_NLHD, beta_NLH, l2_eps, s_NHDD)
     _store_state(state, state_slots, s_NHDD)
     return ragged.unpad(o_NLHD[:, : max(seq_lengths)], seq_lengths).to(q.dtype)
 

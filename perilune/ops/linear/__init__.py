@@ -1,4 +1,6 @@
-"""dense_linear(x, weight) -> y: x [..., I], weight [O, I] of one dtype; y [..., O] with float32 accumulation, same dtype."""
+"""dense_linear(x, weight) -> y: x [..., I], weight [O, I] of one dtype; y [..., O] of that dtype,
+accumulated in float32.
+"""
 
 from perilune.ops.linear import reference
 from perilune.ops.registry import Op, tensor_key

@@ -1,7 +1,8 @@
 """Mixture of experts.
 
-moe_route(x, weight, bias, num_chosen, renormalize, scaling) -> (expert_ids [T, K] int64, expert_weights [T, K] f32).
-    x [T, D]; weight [E, D]; bias [E] f32 serves the choice only. Sigmoid scores, wholly in float32; ties to the lower id.
+moe_route(x, weight, bias, num_chosen, renormalize, scaling) -> (expert_ids, expert_weights),
+    [T, K] int64 and [T, K] f32. x [T, D]; weight [E, D]; bias [E] f32 serves the choice only.
+    Sigmoid scores, wholly in float32; ties to the lower id.
 
 situ(gate, up, beta, linear_beta) -> beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta), in
     float32, rounded to gate's dtype; gate, up [..., I].

@@ -14,7 +14,7 @@ _LARGEST_EXPONENT = 2
 
 
 def mxfp4_dequantize(packed: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """packed u8 [..., O, I/2], scale u8 [..., O, I/32] -> weight [..., O, I] in `dtype` (exact in float32 and bfloat16)."""
+    """packed u8 [..., O, I/2], scale u8 [..., O, I/32] -> weight [..., O, I], exact in float32 and bfloat16."""
     table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
     codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
     values = table[codes.long()].unflatten(-1, (-1, GROUP_SIZE))
