@@ -46,11 +46,6 @@ class Server(uvicorn.Server):
             self._bound.listen(BACKLOG)
         except OSError as error:
             raise _cannot_listen(host, port, error) from error
-        host, port = self._bound.getsockname()[:2]
-        try:
-            self._bound.listen(BACKLOG)
-        except OSError as error:
-            raise _cannot_listen(host, port, error) from error
         # uvicorn raises the signal again when it is done, which would turn a clean end into a failure
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
