@@ -27,6 +27,7 @@ from train.probe import held_out_accuracy
 from train.ranks import DEMO_DIR
 from train.rows import DEFAULT_ROW_LENGTH, batches
 
+TRAINING_FILE = "training.pt"
 BATCH_SIZE = 16
 MATRIX_LR, OTHER_LR = 5e-3, 3e-3
 WEIGHT_DECAY = 0.01
@@ -139,7 +140,7 @@ def _targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 def train(out: Path, seed: int, minutes: float) -> Training:
     """Runs, or goes on with, the training in `out` until its time is spent."""
     out.mkdir(parents=True, exist_ok=True)
-    saved = out / "training.pt"
+    saved = out / TRAINING_FILE
     training = Training(seed, minutes * 60)
     if saved.exists():
         training.restore(torch.load(saved))
