@@ -13,7 +13,7 @@ from perilune.engine.core import EngineCore
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput, TokenLogprob
 from perilune.errors import ConfigError
 from perilune.sampling.params import SamplingParams
-from perilune.text.channels import Channel
+from perilune.text.channels import Channel, collect
 from perilune.text.encoding import encode_chat
 from perilune.text.stream import TextStream
 from perilune.text.tokenizer import Tokenizer
@@ -79,10 +79,11 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         thinking: bool = True,
+        effort: str = "max",
         progress: bool = False,
     ) -> Completion:
-        """Answer a conversation of `{"role": ..., "content": ...}` messages."""
-        prompt = encode_chat(messages, self.tokenizer, thinking=thinking)
+        """Answer a conversation of `{"role": ..., "content": ...}` messages; `effort` counts only with `thinking`."""
+        prompt = encode_chat(messages, self.tokenizer, thinking=thinking, effort=effort)
         request = self._request(prompt.token_ids, params or SamplingParams(), prompt.start_channel)
         return self._run([request], progress)[0]
 
@@ -124,13 +125,11 @@ def _completion(request: GenerateRequest, outputs: Sequence[RequestOutput], toke
     assert last.finish_reason is not None
     token_ids = tuple(token_id for output in outputs for token_id in output.token_ids)
     stream = TextStream(tokenizer, request.start_channel, request.params.stop)
-    deltas = [*stream.push(token_ids), *stream.flush(last.finish_reason)]
+    transcript = collect([*stream.push(token_ids), *stream.flush(last.finish_reason)])
     logprobs = tuple(entry for output in outputs for entry in output.logprobs or ())
-    # text that was first taken for reasoning comes again as content: then there was no reasoning
-    was_resent = any(delta.is_resent for delta in deltas)
     return Completion(
-        text="".join(delta.text for delta in deltas if delta.channel in (Channel.TEXT, Channel.CONTENT)),
-        reasoning="" if was_resent else "".join(delta.text for delta in deltas if delta.channel is Channel.REASONING),
+        text=transcript.content,
+        reasoning=transcript.reasoning,
         token_ids=token_ids,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
