@@ -4,8 +4,8 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
@@ -131,15 +131,9 @@ class UrlBackend:
         }
         finish_reason = "abort"
         given = {name: value for name, value in body.items() if value is not None}
-        for event in self._events("POST", "/chat/completions", json.dumps(given).encode()):
-            if "error" in event:
-                raise RequestError(str(event["error"].get("message")), status=500)
-            for choice in event.get("choices", ()):
-                delta = choice["delta"]
-                for channel, field in ((Channel.REASONING, "reasoning_content"), (Channel.CONTENT, "content")):
-                    if text := delta.get(field):
-                        show(channel, text)
-                finish_reason = choice["finish_reason"] or finish_reason
+        with closing(self._events("POST", "/chat/completions", json.dumps(given).encode())) as events:
+            for event in events:
+                finish_reason = _show_event(event, show) or finish_reason
         return finish_reason
 
     def close(self) -> None:
@@ -152,7 +146,7 @@ class UrlBackend:
         except (IndexError, KeyError, TypeError) as error:
             raise ConfigError(f"{self._url} lists no model; name one with --model") from error
 
-    def _events(self, method: str, path: str, body: bytes | None) -> Iterator[dict[str, Any]]:
+    def _events(self, method: str, path: str, body: bytes | None) -> Generator[dict[str, Any], None, None]:
         """The JSON objects of an answer: one, or those of its events as they come."""
         address = self._address
         kind = HTTPSConnection if address.is_https else HTTPConnection
@@ -169,6 +163,19 @@ class UrlBackend:
             raise RequestError(f"{self._url} answers with something that is not JSON: {error}", status=502) from error
         finally:
             connection.close()
+
+
+def _show_event(event: Mapping[str, Any], show: Show) -> str | None:
+    """Show what an event adds; gives the finish reason if it has one."""
+    if "error" in event:
+        raise RequestError(str(event["error"].get("message")), status=500)
+    finish_reason = None
+    for choice in event.get("choices", ()):
+        for channel, field in ((Channel.REASONING, "reasoning_content"), (Channel.CONTENT, "content")):
+            if text := choice["delta"].get(field):
+                show(channel, text)
+        finish_reason = choice["finish_reason"]
+    return finish_reason
 
 
 def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:

@@ -91,7 +91,8 @@ class Conversation:
             try:
                 yield input("> ").strip()
             except KeyboardInterrupt:
-                self._screen.note("\n/quit or Ctrl-D leaves")
+                print(file=sys.stderr)
+                self._screen.note("/quit or Ctrl-D leaves")
             except EOFError:
                 return
 

@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from perilune.engine.client import EngineClient
 from perilune.errors import RequestError
 from perilune.server.choice import token_text
+from perilune.server.documentation import describe_bodies, json_body
 from perilune.server.errors import install_error_handlers
 from perilune.server.generation import Dispatcher, run_while_connected
 from perilune.server.metrics import EngineCollector
@@ -52,6 +53,7 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     app.include_router(_generation_routes(client, tokenizer, settings, dispatcher), dependencies=guarded)
     app.include_router(_model_routes(client), dependencies=guarded)
     app.include_router(_tokenizer_routes(client, tokenizer, settings), dependencies=guarded)
+    describe_bodies(app, (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest))
     return app
 
 
@@ -60,7 +62,7 @@ def _generation_routes(
 ) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/v1/chat/completions")
+    @router.post("/v1/chat/completions", openapi_extra=json_body(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         def plan(body: bytes) -> ChatPlan:
             return plan_chat(decode_body(body, ChatRequest), client.model, tokenizer, settings)
@@ -70,7 +72,7 @@ def _generation_routes(
             return EventStream(stream_chat(chat, dispatcher, tokenizer))
         return _json(await run_while_connected(request.receive, answer_chat(chat, dispatcher, tokenizer)))
 
-    @router.post("/v1/completions")
+    @router.post("/v1/completions", openapi_extra=json_body(CompletionRequest))
     async def completions(request: Request) -> Response:
         def plan(body: bytes) -> CompletionPlan:
             return plan_completion(decode_body(body, CompletionRequest), client.model, tokenizer, settings)
@@ -111,7 +113,7 @@ def _model_routes(client: EngineClient) -> APIRouter:
 def _tokenizer_routes(client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/tokenize")
+    @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest))
     async def tokenize(request: Request) -> Response:
         def encode(body: bytes) -> dict[str, Any]:
             asked = decode_body(body, TokenizeRequest)
@@ -127,7 +129,7 @@ def _tokenizer_routes(client: EngineClient, tokenizer: Tokenizer, settings: Serv
 
         return _json(await _parse(request, settings, encode))
 
-    @router.post("/detokenize")
+    @router.post("/detokenize", openapi_extra=json_body(DetokenizeRequest))
     async def detokenize(request: Request) -> Response:
         def decode(body: bytes) -> dict[str, Any]:
             asked = decode_body(body, DetokenizeRequest)

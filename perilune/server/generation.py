@@ -4,7 +4,7 @@ Whoever opens a `FanOut` owns it; leaving it, for whatever reason, ends every en
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -66,7 +66,7 @@ class FanOut:
         self._num_open -= arrival[1].is_finished
         return arrival
 
-    async def _pump(self, index: int, stream: Any) -> None:
+    async def _pump(self, index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
         try:
             async with aclosing(stream):
                 async for output in stream:

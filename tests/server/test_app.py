@@ -1,5 +1,7 @@
 """Routes that are no dialect, the key, the limits, and errors in one shape everywhere."""
 
+import re
+
 import pytest
 
 from perilune.errors import CapacityError
@@ -118,9 +120,16 @@ def test_a_fault_of_ours_is_a_500_that_tells_only_the_log(serve, caplog):
     assert "a secret of another user" in caplog.text
 
 
-def test_the_documentation_of_the_api_is_served(server):
-    paths = server.http.get("/openapi.json").json()["paths"]
-    assert {"/v1/chat/completions", "/v1/completions", "/v1/models", "/health", "/metrics"} <= set(paths)
+def test_the_document_of_the_api_describes_its_bodies(server):
+    document = server.http.get("/openapi.json").json()
+    operation = document["paths"]["/v1/chat/completions"]["post"]
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schema = document["components"]["schemas"][reference.rpartition("/")[2]]
+    assert {"model", "messages"} <= set(schema["required"])
+    assert schema["additionalProperties"] is False
+    spelled = server.http.get("/openapi.json").text
+    for name in re.findall(r'"#/components/schemas/(\w+)"', spelled):
+        assert name in document["components"]["schemas"]
 
 
 def test_metrics_have_the_names_that_dashboards_know(serve):

@@ -67,19 +67,20 @@ def plan_completion(
     has_usage_frame = check_stream_options(request)
     response_id = f"cmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
     requests: list[GenerateRequest] = []
-    echoes: list[str | None] = []
-    for prompt in prompts:
-        token_ids = tokenizer.encode_markup(prompt) if isinstance(prompt, str) else prompt
-        check_token_ids(token_ids, model.vocab_size, "prompt")
+    for token_ids in (_prompt_ids(prompt, tokenizer, model) for prompt in prompts):
         check_context(len(token_ids), max_tokens, model, "prompt")
-        for _ in range(n):
-            index = len(requests)
-            requests.append(GenerateRequest(f"{response_id}-{index}", tuple(token_ids), choice_params(params, index)))
-            text = prompt if isinstance(prompt, str) else tokenizer.decode(token_ids)
-            echoes.append(text if request.echo else None)
-    base = {"id": response_id, "object": "text_completion", "created": int(time.time()), "model": model.name}
+        for index in range(len(requests), len(requests) + n):
+            requests.append(GenerateRequest(f"{response_id}-{index}", token_ids, choice_params(params, index)))
+    texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts]
     return CompletionPlan(
-        base, tuple(requests), tuple(echoes), n, bool(request.stream), has_usage_frame, request.logprobs, is_echo_only
+        base={"id": response_id, "object": "text_completion", "created": int(time.time()), "model": model.name},
+        requests=tuple(requests),
+        echoes=tuple(text if request.echo else None for text in texts for _ in range(n)),
+        n=n,
+        is_stream=bool(request.stream),
+        has_usage_frame=has_usage_frame,
+        num_top_logprobs=request.logprobs,
+        is_echo_only=is_echo_only,
     )
 
 
@@ -165,6 +166,13 @@ def _answer(index: int, text: str, state: CompletionText, tokens: Sequence[Token
         "finish_reason": state.choice.finish_reason,
         "stop_reason": state.choice.stop_reason,
     }
+
+
+def _prompt_ids(prompt: str | list[int], tokenizer: Tokenizer, model: ModelInfo) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(tokenizer.encode_markup(prompt))
+    check_token_ids(prompt, model.vocab_size, "prompt")
+    return tuple(prompt)
 
 
 def _max_tokens(request: CompletionRequest) -> tuple[int, bool]:

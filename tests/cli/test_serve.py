@@ -1,0 +1,105 @@
+"""`perilune serve` from end to end: a checkpoint, a process, the official client."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import httpx
+import openai
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from perilune.cli.serve import serve_command
+from perilune.errors import ConfigError
+
+DEADLINE_S = 60.0
+TURNS = [{"role": "user", "content": "hello"}]
+
+
+@dataclass
+class Served:
+    process: subprocess.Popen
+    ready_line: str
+    url: str
+    client: openai.OpenAI
+
+    def gauges(self):
+        lines = [line for line in httpx.get(f"{self.url}/metrics").text.splitlines() if line[0] != "#"]
+        return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+@pytest.fixture(scope="module")
+def served(tiny_checkpoint):
+    command = [sys.executable, "-m", "perilune.cli.main", "serve", str(tiny_checkpoint), "--port", "0"]
+    command += ["--max-num-seqs", "4", "--num-blocks", "64", "--max-model-len", "512", "--dtype", "float32"]
+    command += ["--threads", "1", "--drain-timeout", "20"]
+    environment = {**os.environ, "PERILUNE_API_KEY": "k"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    line = process.stdout.readline()
+    match = re.search(r"http://127\.0\.0\.1:\d+", line)
+    assert match, process.stderr.read()
+    client = openai.OpenAI(base_url=f"{match[0]}/v1", api_key="k", max_retries=0, timeout=DEADLINE_S)
+    yield Served(process, line, match[0], client)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    process.stderr.close()
+
+
+def test_a_checkpoint_is_served_from_start_to_stop(served):
+    client = served.client
+    (model,) = client.models.list()
+    assert (model.id, model.max_model_len) == ("tiny", 512)
+    assert served.ready_line == f"tiny is served at {served.url}/v1 (context 512 tokens)\n"
+
+    fields = {"model": "tiny", "messages": TURNS, "max_tokens": 12, "temperature": 0, "reasoning_effort": "none"}
+    whole = client.chat.completions.create(**fields, logprobs=True)
+    assert whole.usage.completion_tokens == 12
+    assert len(whole.choices[0].logprobs.content) <= 12
+    texts = []
+
+    def ask():
+        stream = client.chat.completions.create(**fields, stream=True)
+        texts.append("".join(chunk.choices[0].delta.content or "" for chunk in stream))
+
+    threads = [threading.Thread(target=ask) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert texts == [whole.choices[0].message.content] * 16
+
+    with client.chat.completions.create(**{**fields, "max_tokens": 400}, stream=True) as stream:
+        next(iter(stream))
+    deadline = time.monotonic() + DEADLINE_S
+    while (gauges := served.gauges())["perilune:num_requests_running"]:
+        assert time.monotonic() < deadline
+    assert gauges["perilune:num_requests_waiting"] == 0
+    assert gauges["perilune:num_blocks_free"] == gauges["perilune:num_blocks_total"] == 64
+    assert gauges["perilune:num_state_slots_free"] == gauges["perilune:num_state_slots_total"] == 4
+
+    stream = client.chat.completions.create(**{**fields, "max_tokens": 40}, stream=True)
+    next(iter(stream))
+    served.process.send_signal(signal.SIGTERM)
+    chunks = list(stream)
+    assert chunks[-1].choices[0].finish_reason in ("length", "stop"), "answers in progress finish"
+    assert served.process.wait(DEADLINE_S) == 0
+    assert served.process.stderr.read() == ""
+
+
+def test_a_taken_port_is_known_before_a_model_is_loaded(tmp_path):
+    app = typer.Typer()
+    app.command()(serve_command)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, [str(tmp_path / "absent"), "--port", str(port)])
+    assert isinstance(result.exception, ConfigError)
+    assert f"port {port}" in str(result.exception)
+    assert "--port" in str(result.exception)

@@ -1,0 +1,37 @@
+"""The options of the command line. A new one needs a reason or a removed one; change this list on purpose."""
+
+import typer
+
+from perilune.cli.main import app
+
+SAMPLING = ["--max-tokens", "--seed", "--temperature", "--top-p"]
+TALKING = ["--effort", "--system"]
+ENGINE = ["--dtype", "--max-model-len", "--threads"]
+OPTIONS = {
+    "perilune": ["--version"],
+    "perilune serve": [
+        *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
+        *["--max-num-seqs", "--num-blocks", "--port", "--served-model-name", *ENGINE],
+    ],
+    "perilune chat": ["CHECKPOINT", "--api-key", "--model", "--url", *SAMPLING, *TALKING, *ENGINE],
+    "perilune generate": ["CHECKPOINT", "--chat", "--prompt", "--stop", "--top-k", *SAMPLING, *TALKING, *ENGINE],
+    "perilune inspect": ["PATH", "--config", "--json"],
+    "perilune make-checkpoint": [
+        *["--arch", "--dense-size", "--expert-size", "--experts", "--experts-per-token", "--heads", "--hidden-size"],
+        *["--latent-size", "--layers", "--out", "--preset", "--seed", "--vision", "--vocab-size"],
+    ],
+    "perilune verify": [],
+    "perilune verify logits": ["CHECKPOINT", "--dtype", "--golden", "--json", "--mode"],
+}
+
+
+def listed(command, path: str) -> dict[str, list[str]]:
+    names = [name for p in command.params for name in (p.opts if p.opts[0].startswith("-") else [p.opts[0].upper()])]
+    found = {path: sorted(name for name in names if name != "--help")}
+    for name, child in getattr(command, "commands", {}).items():
+        found |= listed(child, f"{path} {name}")
+    return found
+
+
+def test_the_options_are_those_that_were_agreed():
+    assert listed(typer.main.get_command(app), "perilune") == {path: sorted(names) for path, names in OPTIONS.items()}
