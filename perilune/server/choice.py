@@ -12,12 +12,18 @@ from perilune.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of one channel with what is known of the tokens it came from; `logprobs` is empty unless asked for."""
+    """Text of one channel with the log-probabilities of its tokens, which are empty unless asked for."""
 
-    channel: Channel
-    text: str
+    delta: Delta
     logprobs: tuple[TokenLogprob, ...]
-    is_resent: bool
+
+    @property
+    def channel(self) -> Channel:
+        return self.delta.channel
+
+    @property
+    def text(self) -> str:
+        return self.delta.text
 
 
 class Choice:
@@ -55,7 +61,7 @@ class Choice:
             elif delta.channel is Channel.REASONING:
                 self.num_reasoning_tokens += len(delta.token_ids)
             if delta.channel is not Channel.MARKUP and (delta.text or logprobs):
-                yield Piece(delta.channel, delta.text, logprobs, delta.is_resent)
+                yield Piece(delta, logprobs)
 
 
 def usage(choices: Sequence[Choice], n: int) -> dict[str, object]:

@@ -25,7 +25,7 @@ from perilune.server.openai.validate import (
 )
 from perilune.server.settings import ServerSettings
 from perilune.server.stream import DONE, frame
-from perilune.text.channels import Channel
+from perilune.text.channels import Channel, collect
 from perilune.text.encoding import encode_chat
 from perilune.text.tokenizer import Tokenizer
 
@@ -123,13 +123,10 @@ async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
 
 
 def _message(plan: ChatPlan, request: GenerateRequest, pieces: Sequence[Piece]) -> dict[str, Any]:
-    # text that was first taken for reasoning comes again as content: then there was no reasoning
-    was_resent = any(piece.is_resent for piece in pieces)
-    reasoning = "".join(piece.text for piece in pieces if piece.channel is Channel.REASONING and not was_resent)
-    content = "".join(piece.text for piece in pieces if piece.channel is not Channel.REASONING)
-    message = {"role": "assistant", "content": content}
+    transcript = collect(piece.delta for piece in pieces)
+    message = {"role": "assistant", "content": transcript.content}
     if request.start_channel is Channel.REASONING:
-        message["reasoning_content"] = reasoning
+        message["reasoning_content"] = transcript.reasoning
     return message
 
 
@@ -138,7 +135,7 @@ def _logprobs(plan: ChatPlan, tokenizer: Tokenizer, pieces: Sequence[Piece]) -> 
     if plan.num_top_logprobs is None:
         return None
     entries: dict[str, list[dict[str, Any]]] = {"content": [], "reasoning_content": []}
-    was_resent = any(piece.is_resent for piece in pieces)
+    was_resent = any(piece.delta.is_resent for piece in pieces)
     for piece in pieces:
         entries["content" if was_resent else FIELD_OF_CHANNEL[piece.channel]] += [
             _entry(tokenizer, item) for item in piece.logprobs
