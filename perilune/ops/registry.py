@@ -10,6 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import torch
 
+from perilune import ops
 from perilune.errors import BackendError
 
 P = ParamSpec("P")
@@ -124,8 +125,10 @@ def all_ops() -> Mapping[str, "Op[..., Any]"]:
 
 
 def apply_overrides(overrides: Mapping[str, str]) -> None:
-    """Forces ops to backends as the engine configuration names them; unknown ops raise BackendError."""
-    for name, backend in overrides.items():
+    """Forces ops to backends as the engine configuration names them, frees the others; raises BackendError."""
+    ops.load_all()  # an op is declared when its module is first imported, which may not have happened yet
+    for name in overrides:
         if name not in _OPS:
             raise BackendError(f"unknown op {name!r} in the ops override; known: {', '.join(sorted(_OPS))}")
-        _OPS[name].force(backend)
+    for name, op in _OPS.items():
+        op.force(overrides.get(name))
