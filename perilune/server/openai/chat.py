@@ -84,7 +84,7 @@ async def answer_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
     answers = [
         {
             "index": index,
-            "message": _message(plan, plan.requests[index], pieces[index]),
+            "message": _message(plan.requests[index], pieces[index]),
             "logprobs": _logprobs(plan, tokenizer, pieces[index]),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -122,7 +122,7 @@ async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
     yield DONE
 
 
-def _message(plan: ChatPlan, request: GenerateRequest, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _message(request: GenerateRequest, pieces: Sequence[Piece]) -> dict[str, Any]:
     transcript = collect(piece.delta for piece in pieces)
     message = {"role": "assistant", "content": transcript.content}
     if request.start_channel is Channel.REASONING:
