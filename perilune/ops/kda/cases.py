@@ -1,0 +1,93 @@
+"""Cases of KDA: the decay, and the recurrence in both forms."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perilune.ops.case import LAYOUTS, Case, CaseTable, Layout, Tolerance, scattered_slots
+
+_L2_EPS = 1e-6
+_LOWER_BOUND = -5.0
+# exp(G) of a log decay near -40 carries the rounding of G itself, 2^-19, into its result.
+_DECAYING = Tolerance(1e-4, "chunks form exponentials of float32 log decays whose sums reach -80")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase(Case):
+    """`heads` heads of `width` over the sequences of `layout`; g and beta are uniform in `decay` and `beta`."""
+
+    layout: Layout
+    heads: int
+    width: int
+    decay: tuple[float, float] = (-2.0, 0.0)
+    beta: tuple[float, float] = (0.0, 1.0)
+    has_state: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayCase(Case):
+    """z [rows, heads, width] of `magnitude`; large ones saturate the sigmoid on both sides."""
+
+    rows: int
+    heads: int
+    width: int
+    magnitude: float = 1.0
+
+
+_MIXED, _LONG = LAYOUTS["lengths differ"], LAYOUTS["decode and long"]
+_FLOAT32 = (
+    *(AttentionCase(name=name, layout=layout, heads=3, width=16) for name, layout in LAYOUTS.items()),
+    AttentionCase(name="whole chunks", layout=Layout((32, 32), (0, 32)), heads=2, width=16),
+    AttentionCase(name="one chunk and a row", layout=Layout((17,), (16,)), heads=2, width=16),
+    AttentionCase(name="no state", layout=_MIXED, heads=2, width=48, has_state=False),
+    AttentionCase(name="fastest decay", layout=_MIXED, heads=2, width=32, decay=(-5.0, -4.99), tolerance=_DECAYING),
+    AttentionCase(name="hardly any decay", layout=_MIXED, heads=2, width=32, decay=(-1e-4, 0.0)),
+    AttentionCase(name="decays of all sizes", layout=_MIXED, heads=2, width=32, decay=(-5.0, 0.0), tolerance=_DECAYING),
+    AttentionCase(name="beta near 0", layout=_MIXED, heads=2, width=32, beta=(0.0, 1e-6)),
+    AttentionCase(name="beta near 1", layout=_MIXED, heads=2, width=32, beta=(0.9999, 1.0)),
+    AttentionCase(name="two heads of K3", layout=_LONG, heads=2, width=128),
+)
+CASES = (*_FLOAT32, *(case.in_bfloat16() for case in _FLOAT32))
+
+_DECAY_FLOAT32 = (
+    DecayCase(name="one token", rows=1, heads=3, width=16),
+    DecayCase(name="two heads of K3", rows=5, heads=2, width=128),
+    DecayCase(name="saturated", rows=7, heads=3, width=48, magnitude=50.0),
+)
+DECAY_CASES = (*_DECAY_FLOAT32, *(case.in_bfloat16() for case in _DECAY_FLOAT32))
+
+_Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor | None, Tensor, Tensor]
+
+
+def attention_arguments(case: AttentionCase, generator: torch.Generator) -> _Arguments:
+    """The first token's q and k are zero in head 0; states of other sequences hold NaN, a new sequence's is zero."""
+    num_tokens, shape = case.layout.num_tokens, (case.layout.num_tokens, case.heads, case.width)
+    q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
+    q[0, 0], k[0, 0] = 0.0, 0.0
+    g = torch.empty(shape).uniform_(*case.decay, generator=generator)
+    beta = torch.empty(num_tokens, case.heads).uniform_(*case.beta, generator=generator)
+    num_slots, state_slots = scattered_slots(len(case.layout.new), generator)
+    state = None
+    if case.has_state:
+        state = torch.full((num_slots, case.heads, case.width, case.width), torch.nan)
+        for slot, before in zip(state_slots.tolist(), case.layout.before, strict=True):
+            state[slot] = torch.randn(state.shape[1:], generator=generator) if before else 0.0
+    q, k, v = (x.to(case.dtype) for x in (q, k, v))
+    return q, k, v, g, beta, _L2_EPS, state, state_slots, case.layout.cu_seqlens
+
+
+def decay_arguments(case: DecayCase, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, float]:
+    """Slopes from exp(-2) to exp(2)."""
+    z = case.magnitude * torch.randn(case.rows, case.heads, case.width, generator=generator)
+    a_log = torch.linspace(-2.0, 2.0, case.heads)
+    dt_bias = torch.randn(case.heads, case.width, generator=generator)
+    return z.to(case.dtype), a_log, dt_bias, _LOWER_BOUND
+
+
+TABLES: dict[str, CaseTable[Any]] = {
+    "kda_decay": CaseTable(DECAY_CASES, decay_arguments),
+    "kda_recurrent": CaseTable(CASES, attention_arguments),
+    "kda_chunk": CaseTable(CASES, attention_arguments),
+}
