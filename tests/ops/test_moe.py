@@ -62,6 +62,13 @@ def test_the_bias_chooses_and_does_not_weigh():
     assert weights.tolist() == [[0.5, 0.5]]
 
 
+def test_equal_logits_tie_wherever_they_stand():
+    x = torch.ones(23, 16)
+    ids, weights = ops.moe_route(x, torch.full((24, 16), 0.3125 / 16), torch.zeros(24), 5, True, 1.0)
+    assert ids.tolist() == [list(range(5))] * 23
+    assert weights.unique().numel() == 1
+
+
 def test_scores_that_underflow_give_finite_weights():
     _, weights = ops.moe_route(torch.ones(1, 16), torch.full((4, 16), -100.0), torch.zeros(4), 2, True, 1.0)
     assert weights.tolist() == [[0.0, 0.0]]

@@ -28,7 +28,8 @@ def moe_route(
     x: Tensor, weight: Tensor, bias: Tensor, num_chosen: int, renormalize: bool, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Sigmoid scores; the bias serves the choice, the plain scores become the weights."""
-    scores = torch.sigmoid(F.linear(x.float(), weight.float()))
+    # A float32 sigmoid rounds by an entry's place in a vector register, which would break ties between equal logits.
+    scores = torch.sigmoid(F.linear(x.float(), weight.float()).double()).float()
     # A stable sort gives ties to the lower id; topk promises no order.
     order = (scores + bias).sort(dim=-1, descending=True, stable=True)
     expert_ids = order.indices[:, :num_chosen]
