@@ -1,6 +1,8 @@
 """The tensors behind block and slot ids. Knows shapes, never requests."""
 
+import mmap
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import torch
 
@@ -23,16 +25,14 @@ class CacheStorage:
         num_blocks: int,
         block_size: int,
         num_slots: int,
-        device: torch.device,
         dtype: str,
     ):
         seats = {"paged": (num_blocks, block_size), "state": (num_slots,)}
         self._groups = tuple(groups)
         self.views: Mapping[str, torch.Tensor] = {
-            group.name: torch.zeros(
+            group.name: _untouched_zeros(
                 (group.num_layers, *seats[group.kind], *group.row_shape),
-                dtype=_TORCH_DTYPES[resolve_dtype(group.dtype, dtype)],
-                device=device,
+                _TORCH_DTYPES[resolve_dtype(group.dtype, dtype)],
             )
             for group in groups
         }
@@ -49,3 +49,8 @@ class CacheStorage:
         for group in self._groups:
             if group.kind == kind and ids:
                 self.views[group.name][:, list(ids)] = 0
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros of which only the pages in use take memory: a cache sized for many requests costs what is in it."""
+    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(shape)

@@ -56,7 +56,6 @@ def assemble_engine(model: KimiModel, tokenizer: Tokenizer | None, config: Engin
         num_blocks=plan.num_blocks,
         block_size=plan.block_size,
         num_slots=plan.num_slots,
-        device=torch.device("cpu"),
         dtype=dtype,
     )
     return EngineCore(

@@ -30,7 +30,6 @@ class Replay:
             num_blocks=num_blocks,
             block_size=block_size,
             num_slots=num_sequences + 1,
-            device=torch.device("cpu"),
             dtype=str(model.dtype).removeprefix("torch."),
         )
         for view in self._storage.views.values():

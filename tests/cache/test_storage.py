@@ -1,3 +1,6 @@
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,7 +15,7 @@ GROUPS = [
 
 @pytest.fixture
 def storage():
-    return CacheStorage(GROUPS, num_blocks=6, block_size=8, num_slots=3, device=torch.device("cpu"), dtype="bfloat16")
+    return CacheStorage(GROUPS, num_blocks=6, block_size=8, num_slots=3, dtype="bfloat16")
 
 
 def test_views_have_the_declared_shapes_and_dtypes_and_begin_at_zero(storage):
@@ -47,3 +50,16 @@ def test_zeroing_nothing_changes_nothing(storage):
     storage.views["states"].fill_(1)
     storage.zero_slots([])
     assert storage.views["states"].all()
+
+
+def test_a_large_cache_takes_memory_only_as_it_is_used():
+    def resident_bytes() -> int:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * mmap.PAGESIZE
+
+    before = resident_bytes()
+    group = CacheGroupSpec("rows", "paged", num_layers=1, row_shape=(1024,), dtype="float32")
+    storage = CacheStorage([group], num_blocks=16384, block_size=16, num_slots=1, dtype="float32")
+    storage.views["rows"][0, 0] = 1
+    assert storage.views["rows"].nbytes == 2**30
+    assert resident_bytes() - before < 2**26

@@ -97,7 +97,6 @@ def make_core(*, tokenizer=None, num_blocks=64, block_size=4, max_num_seqs=8, bu
         num_blocks=num_blocks,
         block_size=block_size,
         num_slots=max_num_seqs,
-        device=torch.device("cpu"),
         dtype="float32",
     )
     core = EngineCore(
