@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
+from perilune.config.model import ModelConfig
 from perilune.models.inputs import ForwardBatch
 from perilune.models.model import KimiModel
 from perilune.models.moe import Router, TrainableExperts
@@ -50,10 +51,9 @@ def rate_factor(progress: float) -> float:
 class Training:
     """Model, optimizers and clock of one run; `state` and `restore` carry it over an interruption."""
 
-    def __init__(self, seed: int, budget_s: float):
-        self.seed, self.budget_s = seed, budget_s
-        self.tokenizer = Tokenizer.load(DEMO_DIR)
-        self.model = initialised_model(demo_config(), seed)
+    def __init__(self, config: ModelConfig, seed: int, budget_s: float):
+        self.budget_s = budget_s
+        self.model = initialised_model(config, seed)
         self.optimizers = optimizers(self.model, MATRIX_LR, OTHER_LR, WEIGHT_DECAY)
         self.base_rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         self.balance = RouterBalance(self.model)
@@ -141,14 +141,15 @@ def train(out: Path, seed: int, minutes: float) -> Training:
     """Runs, or goes on with, the training in `out` until its time is spent."""
     out.mkdir(parents=True, exist_ok=True)
     saved = out / TRAINING_FILE
-    training = Training(seed, minutes * 60)
+    training = Training(demo_config(), seed, minutes * 60)
+    tokenizer = Tokenizer.load(DEMO_DIR)
     if saved.exists():
         training.restore(torch.load(saved))
     fuse_ops()
     # A fresh part of the questions after every interruption.
     stream = batches(
         seed + training.num_steps,
-        training.tokenizer,
+        tokenizer,
         BATCH_SIZE,
         level=lambda _: min(training.progress / FULL_LEVEL, 1.0),
     )
@@ -164,7 +165,7 @@ def train(out: Path, seed: int, minutes: float) -> Training:
             record: dict[str, object] = {"step": training.num_steps, "spent_s": training.spent_s, **losses}
             record["tokens"] = training.num_steps * BATCH_SIZE * DEFAULT_ROW_LENGTH
             if training.spent_s - last_probe > PROBE_EVERY_S or training.progress >= 1.0:
-                record["exact"] = held_out_accuracy(training.model, training.tokenizer)
+                record["exact"] = held_out_accuracy(training.model, tokenizer)
                 last_probe = training.spent_s
                 bar.write(json.dumps(record))
             log.write(json.dumps(record) + "\n")
