@@ -28,7 +28,7 @@ from train.probe import held_out_accuracy
 from train.ranks import DEMO_DIR
 from train.rows import DEFAULT_ROW_LENGTH, batches
 
-TRAINING_FILE = "training.pt"
+TRAINING_FILE, LOG_FILE = "training.pt", "log.jsonl"
 BATCH_SIZE = 16
 MATRIX_LR, OTHER_LR = 5e-3, 3e-3
 WEIGHT_DECAY = 0.01
@@ -154,7 +154,7 @@ def train(out: Path, seed: int, minutes: float) -> Training:
         level=lambda _: min(training.progress / FULL_LEVEL, 1.0),
     )
     last_save = last_probe = training.spent_s
-    with (out / "log.jsonl").open("a") as log, tqdm(total=training.budget_s, unit="s", initial=training.spent_s) as bar:
+    with (out / LOG_FILE).open("a") as log, tqdm(total=training.budget_s, unit="s", initial=training.spent_s) as bar:
         while training.progress < 1.0:
             began = time.monotonic()
             ids, mask = next(stream)

@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +11,10 @@ from perilune.config.parse import load_model_config
 from perilune.models.inputs import ForwardBatch
 from perilune.models.model import build_model
 from train import export as export_module
-from train.export import export
+from train.export import CURVE_FILE, export
 from train.indexer import IndexerTeacher
 from train.model import demo_config, initialised_model
-from train.run import INDEXING, TRAINING_FILE, Training, _targets, rate_factor
+from train.run import INDEXING, LOG_FILE, TRAINING_FILE, Training, _targets, rate_factor
 
 LENGTH = 32
 
@@ -113,8 +114,10 @@ def test_an_exported_checkpoint_answers_like_the_trained_model(
 ):
     training = Training(config, seed=5, budget_s=1.0)
     torch.save(training.state(), tmp_path / TRAINING_FILE)
+    (tmp_path / LOG_FILE).write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "exact": {"sums": 0.5}}\n')
     monkeypatch.setattr(export_module, "demo_config", lambda: config)
     export(tmp_path, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / CURVE_FILE).read_text()) == [{"step": 2, "exact": {"sums": 0.5}}]
     stored = load_model_config(tmp_path / "out")
     assert stored == config
     model = build_model(stored, load_state(tmp_path / "out", stored), NormEps(), torch.float32)
