@@ -8,6 +8,7 @@ questions go to `<out>/log.jsonl`.
 import argparse
 import json
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -25,17 +26,21 @@ from train.indexer import IndexerTeacher
 from train.model import demo_config, initialised_model
 from train.optimizer import optimizers
 from train.probe import held_out_accuracy
+from train.questions import DEFAULT_MIX
 from train.ranks import DEMO_DIR
-from train.rows import DEFAULT_ROW_LENGTH, batches
+from train.rows import DEFAULT_ROW_LENGTH, Batch, batches
 
 TRAINING_FILE, LOG_FILE = "training.pt", "log.jsonl"
 BATCH_SIZE = 16
 MATRIX_LR, OTHER_LR = 5e-3, 3e-3
 WEIGHT_DECAY = 0.01
 ROUTER_BIAS_STEP = 1e-3
-# Shares of the time: warm-up of the rates, start of their decline, full curriculum, MXFP4 rounding, indexer's stage.
-WARM_UP, DECLINE, FULL_LEVEL, ROUNDING, INDEXING = 0.01, 0.35, 0.5, 0.6, 0.8
+# Shares of the time: warm-up of the rates, start of their decline, late mix, full curriculum, MXFP4 rounding, indexer.
+WARM_UP, DECLINE, LATE, FULL_LEVEL, ROUNDING, INDEXING = 0.01, 0.35, 0.35, 0.5, 0.6, 0.8
 NUM_INDEXED_SEQUENCES = 4
+# Recall is learned first and then needs little; definitions and sums need repetition to the end.
+EARLY_MIX = DEFAULT_MIX
+LATE_MIX = {"dictionary": 0.48, "sums": 0.30, "recall": 0.20, "talk": 0.02}
 ROWS_MULTIPLE = 1024
 IGNORED_TARGET = -100  # cross_entropy leaves it out
 SAVE_EVERY_S, PROBE_EVERY_S = 120.0, 300.0
@@ -129,6 +134,34 @@ class RouterBalance:
             router.e_score_correction_bias.data.sub_(ROUTER_BIAS_STEP * torch.sign(counts - counts.mean()))
 
 
+class QuestionStream:
+    """Batches for a training: the curriculum's level and the mix of skills follow its progress.
+
+    After an interruption a fresh part of the questions comes.
+    """
+
+    def __init__(self, training: Training, tokenizer: Tokenizer, seed: int):
+        self._training, self._tokenizer, self._seed = training, tokenizer, seed
+        self._mix: Mapping[str, float] | None = None
+        self._batches: Iterator[Batch] | None = None
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        progress = self._training.progress
+        mix = EARLY_MIX if progress < LATE else LATE_MIX
+        if mix is not self._mix:
+            self._mix = mix
+            self._batches = batches(
+                self._seed + self._training.num_steps,
+                self._tokenizer,
+                BATCH_SIZE,
+                level=lambda _: min(self._training.progress / FULL_LEVEL, 1.0),
+                mix=mix,
+            )
+        assert self._batches is not None
+        ids, mask = next(self._batches)
+        return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
 def _targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Flat indices of the tokens that predict a target, and the targets; few sizes, as each is compiled anew."""
     rows = F.pad(mask[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
@@ -146,19 +179,12 @@ def train(out: Path, seed: int, minutes: float) -> Training:
     if saved.exists():
         training.restore(torch.load(saved))
     fuse_ops()
-    # A fresh part of the questions after every interruption.
-    stream = batches(
-        seed + training.num_steps,
-        tokenizer,
-        BATCH_SIZE,
-        level=lambda _: min(training.progress / FULL_LEVEL, 1.0),
-    )
+    questions = QuestionStream(training, tokenizer, seed)
     last_save = last_probe = training.spent_s
     with (out / LOG_FILE).open("a") as log, tqdm(total=training.budget_s, unit="s", initial=training.spent_s) as bar:
         while training.progress < 1.0:
             began = time.monotonic()
-            ids, mask = next(stream)
-            losses = training.step(torch.from_numpy(ids), torch.from_numpy(mask))
+            losses = training.step(*next(questions))
             training.spent_s += time.monotonic() - began
             bar.update(min(training.spent_s, training.budget_s) - bar.n)
             bar.set_postfix(step=training.num_steps, **{name: f"{loss:.3f}" for name, loss in losses.items()})
