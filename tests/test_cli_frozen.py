@@ -20,6 +20,9 @@ OPTIONS = {
         *["--arch", "--dense-size", "--expert-size", "--experts", "--experts-per-token", "--heads", "--hidden-size"],
         *["--latent-size", "--layers", "--out", "--preset", "--seed", "--vision", "--vocab-size"],
     ],
+    "perilune plan": [
+        *["CHECKPOINT", "--concurrency", "--config", "--context", "--hardware", "--json", "--nodes", "--plot"],
+    ],
     "perilune verify": [],
     "perilune verify logits": ["CHECKPOINT", "--dtype", "--golden", "--json", "--mode"],
 }

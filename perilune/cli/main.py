@@ -11,6 +11,7 @@ from perilune.cli.chat import chat_command
 from perilune.cli.generate import generate_command
 from perilune.cli.inspect import inspect_command
 from perilune.cli.make_checkpoint import make_checkpoint_command
+from perilune.cli.plan import plan_command
 from perilune.cli.serve import serve_command
 from perilune.errors import PeriluneError
 
@@ -29,6 +30,7 @@ app.command("serve")(serve_command)
 app.command("chat")(chat_command)
 app.command("generate")(generate_command)
 app.command("inspect")(inspect_command)
+app.command("plan")(plan_command)
 app.command("make-checkpoint")(make_checkpoint_command)
 app.add_typer(verify.app, name="verify")
 
