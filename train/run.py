@@ -9,6 +9,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from train.indexer import IndexerTeacher
 from train.model import demo_config, initialised_model
 from train.optimizer import optimizers
 from train.probe import held_out_accuracy
-from train.questions import DEFAULT_MIX
+from train.questions import DEFAULT_MIX, Drill
 from train.ranks import DEMO_DIR
 from train.rows import DEFAULT_ROW_LENGTH, Batch, batches
 
@@ -35,15 +36,30 @@ BATCH_SIZE = 16
 MATRIX_LR, OTHER_LR = 5e-3, 3e-3
 WEIGHT_DECAY = 0.01
 ROUTER_BIAS_STEP = 1e-3
-# Shares of the time: warm-up of the rates, start of their decline, late mix, full curriculum, MXFP4 rounding, indexer.
-WARM_UP, DECLINE, LATE, FULL_LEVEL, ROUNDING, INDEXING = 0.01, 0.35, 0.35, 0.5, 0.6, 0.8
+# Shares of the time: warm-up of the rates, start of their decline, full curriculum, MXFP4 rounding, indexer's stage.
+WARM_UP, DECLINE, FULL_LEVEL, ROUNDING, INDEXING = 0.01, 0.35, 0.5, 0.6, 0.8
 NUM_INDEXED_SEQUENCES = 4
-# Recall is learned first and then needs little; definitions and sums need repetition to the end.
-EARLY_MIX = DEFAULT_MIX
-LATE_MIX = {"dictionary": 0.48, "sums": 0.30, "recall": 0.20, "talk": 0.02}
 ROWS_MULTIPLE = 1024
 IGNORED_TARGET = -100  # cross_entropy leaves it out
 SAVE_EVERY_S, PROBE_EVERY_S = 120.0, 300.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is asked up to a share of the time."""
+
+    until: float
+    mix: Mapping[str, float]
+    drill: Drill
+
+
+# Recall begins early, definitions need some fifty repetitions, sums need a drill; the end is for all three.
+STAGES = (
+    Stage(0.35, DEFAULT_MIX, Drill()),
+    Stage(0.5, {"dictionary": 0.48, "sums": 0.30, "recall": 0.20, "talk": 0.02}, Drill()),
+    Stage(0.7, {"dictionary": 0.26, "sums": 0.42, "recall": 0.30, "talk": 0.02}, Drill(share=0.8, most=8)),
+    Stage(1.0, {"dictionary": 0.42, "sums": 0.22, "recall": 0.34, "talk": 0.02}, Drill(share=0.6, most=8)),
+)
 
 
 def rate_factor(progress: float) -> float:
@@ -135,27 +151,27 @@ class RouterBalance:
 
 
 class QuestionStream:
-    """Batches for a training: the curriculum's level and the mix of skills follow its progress.
+    """Batches for a training: the curriculum's level and the stage follow its progress.
 
     After an interruption a fresh part of the questions comes.
     """
 
     def __init__(self, training: Training, tokenizer: Tokenizer, seed: int):
         self._training, self._tokenizer, self._seed = training, tokenizer, seed
-        self._mix: Mapping[str, float] | None = None
+        self._stage: Stage | None = None
         self._batches: Iterator[Batch] | None = None
 
     def __next__(self) -> tuple[Tensor, Tensor]:
-        progress = self._training.progress
-        mix = EARLY_MIX if progress < LATE else LATE_MIX
-        if mix is not self._mix:
-            self._mix = mix
+        stage = next(stage for stage in STAGES if self._training.progress <= stage.until)
+        if stage is not self._stage:
+            self._stage = stage
             self._batches = batches(
                 self._seed + self._training.num_steps,
                 self._tokenizer,
                 BATCH_SIZE,
                 level=lambda _: min(self._training.progress / FULL_LEVEL, 1.0),
-                mix=mix,
+                mix=stage.mix,
+                drill=stage.drill,
             )
         assert self._batches is not None
         ids, mask = next(self._batches)

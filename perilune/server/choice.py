@@ -12,7 +12,11 @@ from perilune.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of one channel with the log-probabilities of its tokens, which are empty unless asked for."""
+    """Text of one channel with the log-probabilities of its tokens, which are empty unless asked for.
+
+    Without text and without log-probabilities it only says that the earlier reasoning was the content, of which a stop
+    string has left nothing.
+    """
 
     delta: Delta
     logprobs: tuple[TokenLogprob, ...]
@@ -60,7 +64,7 @@ class Choice:
                 self.num_reasoning_tokens = 0
             elif delta.channel is Channel.REASONING:
                 self.num_reasoning_tokens += len(delta.token_ids)
-            if delta.channel is not Channel.MARKUP and (delta.text or logprobs):
+            if delta.channel is not Channel.MARKUP and (delta.text or logprobs or delta.is_resent):
                 yield Piece(delta, logprobs)
 
 
