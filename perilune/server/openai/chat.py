@@ -12,12 +12,13 @@ from perilune.errors import RequestError
 from perilune.sampling.params import MAX_LOGPROBS
 from perilune.server.choice import Choice, Piece, token_text, usage
 from perilune.server.generation import Dispatcher
+from perilune.server.openai.prompt import chat_prompt
 from perilune.server.openai.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
-from perilune.server.openai.thinking import thinking_mode
 from perilune.server.openai.validate import (
     check_context,
     check_model,
     check_stream_options,
+    check_unconstrained,
     check_unsupported,
     choice_params,
     num_choices,
@@ -26,7 +27,6 @@ from perilune.server.openai.validate import (
 from perilune.server.settings import ServerSettings
 from perilune.server.stream import DONE, frame
 from perilune.text.channels import Channel, collect
-from perilune.text.encoding import encode_chat
 from perilune.text.tokenizer import Tokenizer
 
 DEFAULT_TOP_P = 0.95
@@ -48,19 +48,15 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
     """Check a chat request and encode its conversation; RequestError names the field that is wrong."""
     check_model(request.model, model)
     check_unsupported(request, UNSUPPORTED_IN_CHAT)
-    _check_formats(request)
+    if request.modalities not in (*NOTHING, ["text"]):
+        raise RequestError('modalities is not supported except ["text"]', param="modalities", code="unsupported")
     n = num_choices(request, 1, settings.max_choices)
     has_usage_frame = check_stream_options(request)
     max_tokens = _max_tokens(request)
     num_top_logprobs = _num_top_logprobs(request)
     params = sampling_params(request, max_tokens=max_tokens, logprobs=num_top_logprobs, default_top_p=DEFAULT_TOP_P)
-    thinking = thinking_mode(request)
-    if len(request.messages) > settings.max_messages:
-        raise RequestError(
-            f"messages holds {len(request.messages)} messages; at most {settings.max_messages} are allowed",
-            param="messages",
-        )
-    prompt = encode_chat(request.messages, tokenizer, thinking=thinking.is_on, effort=thinking.effort)
+    prompt = chat_prompt(request, tokenizer, settings.max_messages)
+    check_unconstrained(request, can_call=bool(prompt.tools))
     check_context(len(prompt.token_ids), max_tokens, model, "messages")
     # 8 hex digits of the time first, so that ids sort by it
     response_id = f"chatcmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
@@ -151,17 +147,6 @@ def _entry(tokenizer: Tokenizer, item: TokenLogprob) -> dict[str, Any]:
 def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     spelled = list(tokenizer.token_bytes(token_id))
     return {"token": token_text(tokenizer, token_id), "logprob": logprob, "bytes": spelled}
-
-
-def _check_formats(request: ChatRequest) -> None:
-    if request.response_format not in (*NOTHING, {"type": "text"}):
-        raise RequestError(
-            'response_format is not supported yet except {"type": "text"}', param="response_format", code="unsupported"
-        )
-    if request.modalities not in (*NOTHING, ["text"]):
-        raise RequestError('modalities is not supported except ["text"]', param="modalities", code="unsupported")
-    if request.tool_choice not in (*NOTHING, "none", "auto"):
-        raise RequestError("tool_choice asks for a call, but no tools are given", param="tool_choice")
 
 
 def _max_tokens(request: ChatRequest) -> int | None:
