@@ -20,6 +20,7 @@ OPTIONS = {
         *["--arch", "--dense-size", "--expert-size", "--experts", "--experts-per-token", "--heads", "--hidden-size"],
         *["--latent-size", "--layers", "--out", "--preset", "--seed", "--vision", "--vocab-size"],
     ],
+    "perilune render": ["REQUEST", "--json", "--tokenizer"],
     "perilune verify": [],
     "perilune verify logits": ["CHECKPOINT", "--dtype", "--golden", "--json", "--mode"],
 }

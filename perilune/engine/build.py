@@ -17,8 +17,6 @@ from perilune.ops.registry import apply_overrides
 from perilune.platform import available_memory_bytes, bfloat16_pays
 from perilune.text.tokenizer import Tokenizer
 
-DEMO_CHECKPOINT = Path(__file__).parent.parent / "demo"
-
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
