@@ -10,10 +10,12 @@ from perilune.engine.client import ModelInfo
 from perilune.engine.request import GenerateRequest, TokenLogprob
 from perilune.errors import RequestError
 from perilune.sampling.params import MAX_LOGPROBS
+from perilune.server.calls import CallIds
 from perilune.server.choice import Choice, Piece, token_text, usage
 from perilune.server.generation import Dispatcher
 from perilune.server.openai.prompt import chat_prompt
 from perilune.server.openai.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
+from perilune.server.openai.tools import call_delta, earlier_call_ids, whole_calls
 from perilune.server.openai.validate import (
     check_context,
     check_model,
@@ -35,13 +37,14 @@ FIELD_OF_CHANNEL = {Channel.REASONING: "reasoning_content", Channel.CONTENT: "co
 
 @dataclass(frozen=True)
 class ChatPlan:
-    """A checked chat request: what to run, and how to answer."""
+    """A checked chat request: what to run, and how to answer; without `earlier_call_ids` no tool can be called."""
 
     base: dict[str, Any]
     requests: tuple[GenerateRequest, ...]
     is_stream: bool
     has_usage_frame: bool
     num_top_logprobs: int | None
+    earlier_call_ids: tuple[str, ...] | None = None
 
 
 def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, settings: ServerSettings) -> ChatPlan:
@@ -67,12 +70,13 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
         for index in range(n)
     )
     base = {"id": response_id, "object": "chat.completion", "created": int(time.time()), "model": model.name}
-    return ChatPlan(base, requests, bool(request.stream), has_usage_frame, num_top_logprobs)
+    call_ids = earlier_call_ids(request.messages) if prompt.tools else None
+    return ChatPlan(base, requests, bool(request.stream), has_usage_frame, num_top_logprobs, call_ids)
 
 
 async def answer_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> dict[str, Any]:
     """Run the plan and give the whole answer."""
-    choices = [Choice(request, tokenizer) for request in plan.requests]
+    choices = _choices(plan, tokenizer)
     pieces: list[list[Piece]] = [[] for _ in choices]
     async with dispatcher.open(plan.requests) as outputs:
         async for index, output in outputs:
@@ -92,7 +96,7 @@ async def answer_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
 
 async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
     """Run the plan and give the answer frame by frame; the first frame comes with the first output."""
-    choices = [Choice(request, tokenizer) for request in plan.requests]
+    choices = _choices(plan, tokenizer)
     has_begun = [False] * len(choices)
     base = {**plan.base, "object": "chat.completion.chunk"}
 
@@ -106,7 +110,7 @@ async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
                 has_begun[index] = True
                 yield chunk(index, {"role": "assistant", "content": ""})
             for piece in choice.push(output):
-                delta = {FIELD_OF_CHANNEL[piece.channel]: piece.text}
+                delta = _delta(piece)
                 if plan.num_top_logprobs is None:
                     yield chunk(index, delta)
                 else:
@@ -118,21 +122,36 @@ async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
     yield DONE
 
 
+def _choices(plan: ChatPlan, tokenizer: Tokenizer) -> list[Choice]:
+    taken = plan.earlier_call_ids
+    return [Choice(request, tokenizer, None if taken is None else CallIds(taken)) for request in plan.requests]
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    if piece.channel is Channel.TOOLS:
+        return call_delta(piece)
+    return {FIELD_OF_CHANNEL[piece.channel]: piece.text}
+
+
 def _message(request: GenerateRequest, pieces: Sequence[Piece]) -> dict[str, Any]:
     transcript = collect(piece.delta for piece in pieces)
-    message = {"role": "assistant", "content": transcript.content}
+    message: dict[str, Any] = {"role": "assistant", "content": transcript.content}
     if request.start_channel is Channel.REASONING:
         message["reasoning_content"] = transcript.reasoning
+    if calls := whole_calls(pieces):
+        message["tool_calls"] = calls
     return message
 
 
 def _logprobs(plan: ChatPlan, tokenizer: Tokenizer, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-    """Entries for every token of the response, and apart from them for those of the reasoning."""
+    """Entries for every token of the response, and apart from them for those of the reasoning; none for calls."""
     if plan.num_top_logprobs is None:
         return None
     entries: dict[str, list[dict[str, Any]]] = {"content": [], "reasoning_content": []}
     was_resent = any(piece.delta.is_resent for piece in pieces)
     for piece in pieces:
+        if piece.channel is Channel.TOOLS:
+            continue
         entries["content" if was_resent else FIELD_OF_CHANNEL[piece.channel]] += [
             _entry(tokenizer, item) for item in piece.logprobs
         ]
