@@ -127,6 +127,7 @@ VECTORS = [
         "",
         [("f", r'{"x": " \n1\t"}')],
     ),
+    Vector("braces in an argument", tools(call("f", argument("x", "string", "}{"))), "", "", [("f", '{"x": "}{"}')]),
     Vector("json block", tools(call("f", f'{O}json type="object"{S}{{"x":"1"}}{C}json{S}')), "", "", [ONE]),
     Vector("json block that is no JSON", tools(call("f", f"{O}json{S}{{x}}{C}json{S}")), "", "", [("f", "{x}")]),
     Vector("json block not closed", tools(f'{O}call tool="f"{S}{O}json{S}{{"x":"1"}}'), "", "", [ONE]),
