@@ -127,11 +127,22 @@ def talk_exchanges() -> tuple[Exchange, ...]:
     return tuple(Exchange(user, "Small talk.", answer, "talk") for users, answer in TALK for user in users)
 
 
+@dataclass(frozen=True)
+class Drill:
+    """How sums come in training: in `share` of the questions several at once, two to `most`."""
+
+    share: float = 0.5
+    most: int = 5
+
+
 class QuestionSource:
     """Draws exchanges from one side of the split; equal generators give equal questions."""
 
-    def __init__(self, rng: random.Random, entries: Sequence[Entry], *, held_out: bool) -> None:
+    def __init__(
+        self, rng: random.Random, entries: Sequence[Entry], *, held_out: bool, drill: Drill | None = None
+    ) -> None:
         self.rng = rng
+        self.drill = drill or Drill()
         self.held_out = held_out
         self._words = self._endless(entries)
         self._talk = self._endless(talk_exchanges())
@@ -174,8 +185,8 @@ class QuestionSource:
     def sums(self) -> Exchange:
         """Asks for one sum; in training sometimes for several, a line of the answer each."""
         count = 1
-        if not self.held_out and self.rng.random() < 0.5:
-            count = self.rng.randint(2, 5)
+        if not self.held_out and self.rng.random() < self.drill.share:
+            count = self.rng.randint(2, self.drill.most)
         pairs = [self.summands() for _ in range(count)]
         a, b = pairs[0]
         user = self.phrase(SUM_PHRASES).format(a=a, b=b)

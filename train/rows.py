@@ -18,7 +18,7 @@ from perilune.text.prompt.segments import Segment, encode_segments, open_message
 from perilune.text.special import PAD
 from perilune.text.tokenizer import Tokenizer
 from train.dictionary import load_dictionary
-from train.questions import DEFAULT_MIX, SKILLS, THINKING_SHARE, Context, Exchange, QuestionSource
+from train.questions import DEFAULT_MIX, SKILLS, THINKING_SHARE, Context, Drill, Exchange, QuestionSource
 from train.split import FIRST_EVALUATION_SEED
 
 DEFAULT_ROW_LENGTH = 256
@@ -150,6 +150,7 @@ class RowSource:
         row_length: int = DEFAULT_ROW_LENGTH,
         mix: Mapping[str, float] = DEFAULT_MIX,
         thinking_share: float = THINKING_SHARE,
+        drill: Drill | None = None,
     ) -> None:
         if not 0 <= seed < FIRST_EVALUATION_SEED:
             raise ValueError(f"seed {seed}: training seeds go from 0 to {FIRST_EVALUATION_SEED - 1}")
@@ -157,7 +158,7 @@ class RowSource:
             raise ValueError(f"row_length is {row_length}; it must be at least {MIN_ROW_LENGTH}")
         check_mix(mix)
         self._rng = random.Random(seed)
-        self._source = QuestionSource(self._rng, load_dictionary(), held_out=False)
+        self._source = QuestionSource(self._rng, load_dictionary(), held_out=False, drill=drill)
         self._renderer = ChatRenderer(tokenizer)
         self._row_length = row_length
         self._mix = mix
@@ -220,12 +221,13 @@ def batches(
     row_length: int = DEFAULT_ROW_LENGTH,
     mix: Mapping[str, float] = DEFAULT_MIX,
     thinking_share: float = THINKING_SHARE,
+    drill: Drill | None = None,
 ) -> Iterator[Batch]:
     """Token ids int64 [batch, row_length] and loss masks bool [batch, row_length]; `level(step)` is the curriculum.
 
     Equal arguments give equal batches: to resume at step n, drop the first n (`itertools.islice`).
     """
-    source = RowSource(seed, tokenizer, row_length=row_length, mix=mix, thinking_share=thinking_share)
+    source = RowSource(seed, tokenizer, row_length=row_length, mix=mix, thinking_share=thinking_share, drill=drill)
     step = 0
     while True:
         rows = [source.row(level(step)) for _ in range(batch_size)]

@@ -8,6 +8,8 @@ questions go to `<out>/log.jsonl`.
 import argparse
 import json
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,8 +27,9 @@ from train.indexer import IndexerTeacher
 from train.model import demo_config, initialised_model
 from train.optimizer import optimizers
 from train.probe import held_out_accuracy
+from train.questions import DEFAULT_MIX, Drill
 from train.ranks import DEMO_DIR
-from train.rows import DEFAULT_ROW_LENGTH, batches
+from train.rows import DEFAULT_ROW_LENGTH, Batch, batches
 
 TRAINING_FILE, LOG_FILE = "training.pt", "log.jsonl"
 BATCH_SIZE = 16
@@ -39,6 +42,24 @@ NUM_INDEXED_SEQUENCES = 4
 ROWS_MULTIPLE = 1024
 IGNORED_TARGET = -100  # cross_entropy leaves it out
 SAVE_EVERY_S, PROBE_EVERY_S = 120.0, 300.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is asked up to a share of the time."""
+
+    until: float
+    mix: Mapping[str, float]
+    drill: Drill
+
+
+# Recall begins early, definitions need some fifty repetitions, sums need a drill; the end is for all three.
+STAGES = (
+    Stage(0.35, DEFAULT_MIX, Drill()),
+    Stage(0.5, {"dictionary": 0.48, "sums": 0.30, "recall": 0.20, "talk": 0.02}, Drill()),
+    Stage(0.7, {"dictionary": 0.26, "sums": 0.42, "recall": 0.30, "talk": 0.02}, Drill(share=0.8, most=8)),
+    Stage(1.0, {"dictionary": 0.42, "sums": 0.22, "recall": 0.34, "talk": 0.02}, Drill(share=0.6, most=8)),
+)
 
 
 def rate_factor(progress: float) -> float:
@@ -129,6 +150,34 @@ class RouterBalance:
             router.e_score_correction_bias.data.sub_(ROUTER_BIAS_STEP * torch.sign(counts - counts.mean()))
 
 
+class QuestionStream:
+    """Batches for a training: the curriculum's level and the stage follow its progress.
+
+    After an interruption a fresh part of the questions comes.
+    """
+
+    def __init__(self, training: Training, tokenizer: Tokenizer, seed: int):
+        self._training, self._tokenizer, self._seed = training, tokenizer, seed
+        self._stage: Stage | None = None
+        self._batches: Iterator[Batch] | None = None
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        stage = next(stage for stage in STAGES if self._training.progress <= stage.until)
+        if stage is not self._stage:
+            self._stage = stage
+            self._batches = batches(
+                self._seed + self._training.num_steps,
+                self._tokenizer,
+                BATCH_SIZE,
+                level=lambda _: min(self._training.progress / FULL_LEVEL, 1.0),
+                mix=stage.mix,
+                drill=stage.drill,
+            )
+        assert self._batches is not None
+        ids, mask = next(self._batches)
+        return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
 def _targets(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Flat indices of the tokens that predict a target, and the targets; few sizes, as each is compiled anew."""
     rows = F.pad(mask[:, 1:], (0, 1)).flatten().nonzero().squeeze(1)
@@ -146,19 +195,12 @@ def train(out: Path, seed: int, minutes: float) -> Training:
     if saved.exists():
         training.restore(torch.load(saved))
     fuse_ops()
-    # A fresh part of the questions after every interruption.
-    stream = batches(
-        seed + training.num_steps,
-        tokenizer,
-        BATCH_SIZE,
-        level=lambda _: min(training.progress / FULL_LEVEL, 1.0),
-    )
+    questions = QuestionStream(training, tokenizer, seed)
     last_save = last_probe = training.spent_s
     with (out / LOG_FILE).open("a") as log, tqdm(total=training.budget_s, unit="s", initial=training.spent_s) as bar:
         while training.progress < 1.0:
             began = time.monotonic()
-            ids, mask = next(stream)
-            losses = training.step(torch.from_numpy(ids), torch.from_numpy(mask))
+            losses = training.step(*next(questions))
             training.spent_s += time.monotonic() - began
             bar.update(min(training.spent_s, training.budget_s) - bar.n)
             bar.set_postfix(step=training.num_steps, **{name: f"{loss:.3f}" for name, loss in losses.items()})

@@ -7,6 +7,7 @@ from math import prod
 import torch
 
 from perilune.cache.spec import CacheGroupSpec, resolve_dtype
+from perilune.errors import CapacityError
 
 _TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -53,4 +54,11 @@ class CacheStorage:
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeros of which only the pages in use take memory: a cache sized for many requests costs what is in it."""
-    return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+    num_bytes = prod(shape) * dtype.itemsize
+    try:
+        pages = mmap.mmap(-1, num_bytes)
+    except (OSError, OverflowError) as error:
+        raise CapacityError(
+            f"this machine refuses {num_bytes} bytes for the cache: lower num_blocks, cache_bytes or max_num_seqs"
+        ) from error
+    return torch.frombuffer(pages, dtype=dtype).view(shape)

@@ -70,7 +70,7 @@ def _read_sharded(directory: Path, index_file: Path) -> CheckpointIndex:
 def _parse_index(index_file: Path) -> tuple[dict[str, str], int]:
     try:
         values: Any = json.loads(index_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{index_file} cannot be read as JSON: {error}") from None
     weight_map = values.get("weight_map") if isinstance(values, dict) else None
     metadata = values.get("metadata") if isinstance(values, dict) else None

@@ -1,6 +1,7 @@
 """Reads the header of one safetensors file and proves that the file is whole. No torch, no weights."""
 
 import json
+import os
 import struct
 from dataclasses import dataclass
 from math import prod
@@ -52,7 +53,8 @@ def read_header(file: Path) -> dict[str, TensorEntry]:
 
 def _file_size(file: Path) -> int:
     try:
-        return file.stat().st_size
+        with file.open("rb") as stream:
+            return stream.seek(0, os.SEEK_END)
     except FileNotFoundError:
         raise CheckpointError(f"{file} is missing; download it again") from None
     except OSError as error:
@@ -68,7 +70,7 @@ def _parse(file: Path, text: bytes) -> dict[str, Any]:
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: the header is not valid JSON ({error}); download the file again") from None
     if not isinstance(header, dict):
         raise CheckpointError(f"{file}: the header is not a JSON object; download the file again")

@@ -134,7 +134,11 @@ class UrlBackend:
         given = {name: value for name, value in body.items() if value is not None}
         with closing(self._events("POST", "/chat/completions", json.dumps(given).encode())) as events:
             for event in events:
-                finish_reason = _show_event(event, show) or finish_reason
+                try:
+                    finish_reason = _show_event(event, show) or finish_reason
+                except (AttributeError, LookupError, TypeError) as error:
+                    message = f"{self._url} sends what no chat answer holds: {str(event)[:200]}"
+                    raise RequestError(message, status=502) from error
         return finish_reason
 
     def close(self) -> None:
@@ -158,10 +162,10 @@ class UrlBackend:
             connection.sock.settimeout(None)
             connection.request(method, address.path + path, body, self._headers)
             yield from _read_events(connection.getresponse())
-        except (OSError, HTTPException) as error:
-            raise RequestError(f"{self._url} does not answer ({error}); is the server running?", status=503) from error
-        except ValueError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise RequestError(f"{self._url} answers with something that is not JSON: {error}", status=502) from error
+        except (OSError, HTTPException, ValueError) as error:  # the last is for a host or a key that cannot be sent
+            raise RequestError(f"{self._url} does not answer ({error}); is the server running?", status=503) from error
         finally:
             connection.close()
 

@@ -47,7 +47,7 @@ def chat_command(
     else:
         local = {"CHECKPOINT": checkpoint, "--dtype": dtype, "--max-model-len": max_model_len, "--threads": threads}
         _refuse(local, "with --url")
-        backend = UrlBackend(url, model, api_key or env.api_key())
+        backend = UrlBackend(url, model, env.api_key() if api_key is None else api_key)
     try:
         Conversation(backend, params, effort, system, is_interactive=sys.stdin.isatty()).run()
     finally:
@@ -83,7 +83,10 @@ class Conversation:
 
     def _lines(self) -> Iterator[str]:
         if not self._is_interactive:
-            yield from (line.strip() for line in sys.stdin)
+            try:
+                yield from (line.strip() for line in sys.stdin)
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"the input is not text in {error.encoding}: {error.reason}; convert it") from error
             return
         with suppress(ImportError):
             import readline  # noqa: F401 - gives `input` its history and line editing

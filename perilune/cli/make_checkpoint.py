@@ -89,6 +89,10 @@ def write_random_checkpoint(directory: Path, config: "ModelConfig", seed: int) -
         raise CheckpointError(f"--out {directory} exists and is not an empty directory; give a new one")
     total = account(config).total_size
     _check_space(directory, total)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"--out {directory} cannot be made: {error.strerror}; choose another") from error
     with tqdm(total=total, unit="B", unit_scale=True, desc="weights", disable=None) as bar:
 
         def counted() -> Iterator[tuple[str, "Tensor"]]:

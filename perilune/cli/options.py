@@ -36,7 +36,7 @@ def read_size(text: str | None) -> int | None:
     """Bytes of a size such as 512M or 4GiB; ConfigError for anything else."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"--cache-memory is {text!r}; give a number of bytes, or one with K, M, G or T after it")
     return int(float(match.group(1)) * _UNITS[match.group(2).upper()])

@@ -34,7 +34,7 @@ def serve_command(
     from perilune.server.process import Server, bind
     from perilune.server.settings import ServerSettings
 
-    settings = ServerSettings(api_key=api_key or env.api_key(), drain_timeout_s=drain_timeout)
+    settings = ServerSettings(api_key=env.api_key() if api_key is None else api_key, drain_timeout_s=drain_timeout)
     config = EngineConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

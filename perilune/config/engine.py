@@ -23,7 +23,8 @@ class EngineConfig:
     `max_num_seqs` requests run at once and one step computes at most `max_num_batched_tokens` tokens.
     `max_model_len` None takes the model's own context, cut to what the cache holds. The cache is sized by
     `num_blocks` (of `block_size` tokens) or by `cache_bytes`, or, with both None, by the memory that is free.
-    `dtype` None is float32, or bfloat16 where the processor multiplies it much faster. `ops` maps an op's name to
+    `dtype` None is bfloat16, whose weights stay mapped; a model whose float32 copy is small beside the free memory gets
+    float32, unless the processor multiplies bfloat16 much faster. `ops` maps an op's name to
     the backend it must use.
     """
 

@@ -47,7 +47,7 @@ def load_model_config(path: Path) -> ModelConfig:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{file} does not exist; give a checkpoint directory with a config.json") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file} cannot be read as JSON: {error}") from None
     try:
         return parse_model_config(values)

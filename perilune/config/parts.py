@@ -96,7 +96,8 @@ def parse_kda(section: Section, num_layers: int) -> tuple[KDAConfig, tuple[int, 
     )
     full, linear = section.layers("full_attn_layers", num_layers), section.layers("kda_layers", num_layers)
     section.finish()
-    if sorted(full + linear) != list(range(num_layers)):
+    # the lengths first, since a wrong number of layers can be too large to count up to
+    if len(full) + len(linear) != num_layers or sorted(full + linear) != list(range(num_layers)):
         raise ConfigError(
             f"{section.name}.full_attn_layers and kda_layers must name each of the {num_layers} layers exactly once; "
             f"found {len(full)} and {len(linear)} with {len(set(full) & set(linear))} in both"

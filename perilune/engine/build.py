@@ -8,14 +8,19 @@ from perilune.cache.manager import CacheManager
 from perilune.cache.storage import CacheStorage
 from perilune.checkpoint.loader import load_state
 from perilune.config.engine import EngineConfig
+from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.memory import plan_cache
 from perilune.engine.runner import ModelRunner
+from perilune.models.accounting import account
 from perilune.models.model import KimiModel, build_model
 from perilune.ops.registry import apply_overrides
 from perilune.platform import available_memory_bytes, bfloat16_pays
 from perilune.text.tokenizer import Tokenizer
+
+# float32 needs a copy of every weight that is stored in bfloat16: only a model that is small here may have one
+FLOAT32_SHARE = 0.125
 
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -33,8 +38,13 @@ def load_model(checkpoint: Path, config: EngineConfig) -> KimiModel:
     """Load a checkpoint's text model in the dtype and on the ops that `config` asks for; raises as `build_engine`."""
     apply_overrides(config.ops)
     model_config = load_model_config(checkpoint)
-    dtype = config.dtype or ("bfloat16" if bfloat16_pays() else "float32")
+    dtype = config.dtype or _suitable_dtype(model_config)
     return build_model(model_config, load_state(checkpoint, model_config), config.eps, _TORCH_DTYPES[dtype])
+
+
+def _suitable_dtype(config: ModelConfig) -> str:
+    is_small = account(config).float32_copy_bytes < available_memory_bytes() * FLOAT32_SHARE
+    return "float32" if is_small and not bfloat16_pays() else "bfloat16"
 
 
 def assemble_engine(model: KimiModel, tokenizer: Tokenizer | None, config: EngineConfig) -> EngineCore:

@@ -70,6 +70,11 @@ class ModelAccount:
         """Weight bytes that a decode step of one sequence reads."""
         return sum(part.bytes_active for part in self._text())
 
+    @property
+    def float32_copy_bytes(self) -> int:
+        """Bytes that a model computing in float32 takes on top of the mapped files; packed experts need no copy."""
+        return 4 * (self.parameters_total - self.parts[Part.EXPERTS].parameters)
+
     def _text(self) -> Iterable[PartAccount]:
         return (account for part, account in self.parts.items() if part not in VISION_PARTS)
 

@@ -16,6 +16,8 @@ class Piece:
     """Text of one channel with the log-probabilities of its tokens, which are empty unless asked for.
 
     A piece of a tool call has a `call_id` when it is the first one of that call.
+    Without text and without log-probabilities it only says that the earlier reasoning was the content, of which a stop
+    string has left nothing.
     """
 
     delta: Delta
@@ -80,7 +82,7 @@ class Choice:
             elif delta.channel is Channel.REASONING:
                 self.num_reasoning_tokens += len(delta.token_ids)
             name = delta.call.name if delta.call else None
-            if delta.channel is not Channel.MARKUP and (delta.text or logprobs or name):
+            if delta.channel is not Channel.MARKUP and (delta.text or logprobs or name or delta.is_resent):
                 yield Piece(delta, logprobs, self._call_ids.next(name) if self._call_ids and name else None)
 
 

@@ -14,6 +14,9 @@ from perilune.errors import CapacityError, PeriluneError, RequestError
 
 # what nginx logs for a client that went away; nobody is left to read it
 CLIENT_CLOSED_REQUEST = 499
+# what a client sent is quoted in the answer, and may be as large as a body
+MAX_MESSAGE_LENGTH = 1000
+MAX_PARAM_LENGTH = 200
 LOG = logging.getLogger(__name__)
 ENCODER = msgspec.json.Encoder()
 
@@ -34,7 +37,12 @@ def error_body(error: Exception) -> bytes:
         param, code = None, "capacity_exceeded" if isinstance(error, CapacityError) else None
     message = str(error) if isinstance(error, PeriluneError) else "the server failed to answer this request"
     kind = "invalid_request_error" if status < 500 else "server_error"
+    message, param = _cut(message, MAX_MESSAGE_LENGTH), None if param is None else _cut(param, MAX_PARAM_LENGTH)
     return ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> Response:

@@ -71,13 +71,14 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second is for a name that no network knows how to spell
         raise _cannot_listen(host, port, error) from error
     return bound
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+def _cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> ConfigError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     return ConfigError(
-        f"cannot listen on {host} port {port}: {error.strerror or error}; choose others with --host and --port "
+        f"cannot listen on {host} port {port}: {reason}; choose others with --host and --port "
         "(--port 0 is any that is free)"
     )

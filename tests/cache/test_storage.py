@@ -6,6 +6,7 @@ import torch
 
 from perilune.cache.spec import CacheGroupSpec
 from perilune.cache.storage import CacheStorage
+from perilune.errors import CapacityError
 
 GROUPS = [
     CacheGroupSpec("rows", "paged", num_layers=2, row_shape=(3,)),
@@ -50,6 +51,12 @@ def test_zeroing_nothing_changes_nothing(storage):
     storage.views["states"].fill_(1)
     storage.zero_slots([])
     assert storage.views["states"].all()
+
+
+@pytest.mark.parametrize("num_blocks", [10**12, 10**20])
+def test_a_cache_that_the_machine_refuses_is_an_error_that_names_the_settings(num_blocks):
+    with pytest.raises(CapacityError, match="num_blocks"):
+        CacheStorage(GROUPS, num_blocks=num_blocks, block_size=16, num_slots=1, dtype="float32")
 
 
 def test_a_large_cache_takes_memory_only_as_it_is_used():

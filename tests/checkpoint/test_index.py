@@ -71,7 +71,11 @@ def test_a_shard_outside_the_directory_is_refused(checkpoint, shard):
     assert "allowed: a .safetensors file beside the index" in refusal(checkpoint)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "b.safetensors"}}'])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[" * 10**5, "[]", "{}", '{"weight_map": {}}', '{"weight_map": {"a": "b.safetensors"}}'],
+    ids=lambda text: text[:40],
+)
 def test_an_index_of_another_form_is_refused(checkpoint, text):
     (checkpoint / INDEX_NAME).write_text(text)
     assert INDEX_NAME in refusal(checkpoint)

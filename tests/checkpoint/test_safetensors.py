@@ -114,5 +114,15 @@ def test_a_name_that_occurs_twice_is_refused(shard):
     assert "occurs twice" in refusal(shard)
 
 
+def test_a_header_nested_too_deeply_is_refused(shard):
+    text = b"[" * 10**5
+    shard.write_bytes(struct.pack("<Q", len(text)) + text)
+    assert "not valid JSON" in refusal(shard)
+
+
+def test_a_directory_in_place_of_a_shard_is_named(tmp_path):
+    assert "cannot be read" in refusal(tmp_path)
+
+
 def test_a_missing_file_is_named(tmp_path):
     assert "is missing" in refusal(tmp_path / "model-00001-of-000005.safetensors")

@@ -1,5 +1,6 @@
 """`perilune chat`: the conversation it keeps, what Ctrl-C does, and talking to a server."""
 
+import io
 import signal
 
 import pytest
@@ -98,6 +99,12 @@ def test_an_error_ends_a_script_and_not_a_conversation(monkeypatch, capsys):
         talk(monkeypatch, StubBackend(RequestError("too long")), "a", "b")
 
 
+def test_input_that_is_no_text_is_an_error(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\n"), encoding="utf-8"))
+    with pytest.raises(ConfigError, match="not text in utf-8"):
+        Conversation(StubBackend(), SamplingParams(), "max", None, is_interactive=False).run()
+
+
 def test_reasoning_is_dimmed_on_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     talk(monkeypatch, StubBackend(("hm", "one")), "a")
@@ -135,6 +142,16 @@ def test_errors_of_a_server_are_told(serve):
         UrlBackend(f"{server.url}/elsewhere", None, "k")
     with pytest.raises(ConfigError, match="--url"):
         UrlBackend("http://", None, None)
+
+
+@pytest.mark.parametrize("event", [[], {"choices": [{}]}, {"choices": 5}, {"error": "no"}], ids=str)
+def test_a_server_of_another_kind_is_an_error(monkeypatch, event):
+    def events(*_):
+        yield event
+
+    monkeypatch.setattr(UrlBackend, "_events", events)
+    with pytest.raises(RequestError, match="http://host sends what no chat answer holds"):
+        UrlBackend("http://host", "m", None).answer([], "max", SamplingParams(), Heard())
 
 
 @pytest.mark.parametrize("kind", ["local", "url"])

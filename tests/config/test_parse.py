@@ -123,6 +123,7 @@ def test_absent_indexer_sizes_are_the_released_ones(values):
         ("text_config.linear_attn_config.gate_lower_bound", -8, ["gate_lower_bound", "-8", "-5"]),
         ("text_config.linear_attn_config.kda_layers", [1, 2, 3], ["kda_layers", "exactly once"]),
         ("text_config.linear_attn_config.kda_layers", [1, 5], ["kda_layers", "[1, 5]", "1 to 4"]),
+        ("text_config.num_hidden_layers", 10**30, ["kda_layers", "exactly once"]),
         ("text_config.linear_attn_config.full_attn_layers", [4, 2], ["full_attn_layers", "ascending"]),
         ("text_config.quantization_config.format", "nvfp4", ["format", '"nvfp4"', "mxfp4-pack-quantized"]),
         ("text_config.quantization_config.config_groups.group_0.weights.group_size", 16, ["group_size", "16", "32"]),
@@ -203,9 +204,10 @@ def test_a_vision_tower_alone_is_refused(goldens_dir):
 def test_an_unreadable_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"config\.json does not exist"):
         load_model_config(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"config\.json cannot be read as JSON"):
-        load_model_config(tmp_path)
+    for text in ("{", "[" * 10**5):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(ConfigError, match=r"config\.json cannot be read as JSON"):
+            load_model_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ConfigError, match="must be a JSON object"):
         load_model_config(tmp_path)

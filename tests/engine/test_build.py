@@ -3,8 +3,10 @@
 import random
 
 import pytest
+import torch
 
 from perilune.config.engine import EngineConfig
+from perilune.engine import build
 from perilune.engine.build import assemble_engine, build_engine, load_model
 from perilune.engine.request import FinishReason, GenerateRequest
 from perilune.errors import BackendError, CapacityError, CheckpointError, ConfigError
@@ -143,3 +145,12 @@ def test_a_cache_that_cannot_hold_a_request_is_refused(random_checkpoint):
 def test_an_unknown_op_override_is_refused(random_checkpoint):
     with pytest.raises(BackendError, match="no_such_op"):
         build_engine(random_checkpoint, settings(ops={"no_such_op": "reference"}))
+
+
+@pytest.mark.parametrize(("available", "dtype"), [(2**34, torch.float32), (2**20, torch.bfloat16)])
+def test_a_model_that_is_large_beside_the_free_memory_stays_in_bfloat16(
+    micro_checkpoint, monkeypatch, available, dtype
+):
+    monkeypatch.setattr(build, "available_memory_bytes", lambda: available)
+    monkeypatch.setattr(build, "bfloat16_pays", lambda: False)
+    assert load_model(micro_checkpoint, EngineConfig()).dtype is dtype

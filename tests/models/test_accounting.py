@@ -118,3 +118,7 @@ def test_operations_without_context_are_two_per_active_matrix_entry(k3):
     vectors = 2 * 69 * (12288 * 13 + 96 + 128) + 2 * 24 * (1536 + 512) + 2 * 92 * (896 + 3584)
     norms = 2 * account(k3).parts[Part.NORMS].parameters
     assert flops_per_token(k3, 0) == 2 * 104189612640 - norms - vectors + recurrence
+
+
+def test_a_float32_model_copies_everything_but_the_packed_experts(k3):
+    assert account(k3).float32_copy_bytes == 4 * (56_732_525_568 + 11_120_224)

@@ -130,6 +130,14 @@ def test_a_neighbour_changes_nothing(op_name):
         assert largest_error(left[6][slot], after[6][slot]) <= case.tolerance.relative
 
 
+def test_normalised_keys_are_rounded_to_the_activations_dtype_and_states_are_not():
+    k = torch.tensor([[[1.0] * 3 + [0.0] * 13]], dtype=torch.bfloat16)
+    v, g, beta, state = torch.full_like(k, 1.25), torch.zeros(1, 1, 16), torch.ones(1, 1), torch.zeros(1, 1, 16, 16)
+    for op in (ops.kda_recurrent, ops.kda_chunk):
+        op(k, k, v, g, beta, 1e-6, state.zero_(), torch.tensor([0]), torch.tensor([0, 1]))
+        assert state[0, 0, 0, 0] == 0.578125 * 1.25  # 3^-0.5 is 0.57735
+
+
 def test_no_beta_and_no_decay_leave_the_state_alone():
     case = AttentionCase(name="idle", layout=Layout((19,), (4,)), heads=2, width=16, decay=(0.0, 0.0), beta=(0.0, 0.0))
     arguments = attention_arguments(case, torch.Generator().manual_seed(0))

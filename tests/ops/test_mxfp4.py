@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from perilune import ops
@@ -76,6 +76,8 @@ def test_encoding_takes_the_nearest_value_of_its_scale_and_is_idempotent(values)
 
 @settings(max_examples=60, deadline=None)
 @given(GROUPS)
+@example([7.0, 3.0, 0.3] + [0.0] * 29)
+@example([6.9, 3.0, 0.3] + [0.0] * 29)
 def test_the_scale_is_the_smallest_under_which_the_maximum_does_not_saturate(values):
     weight = torch.tensor([values])
     largest = float(weight.abs().max())

@@ -36,10 +36,12 @@ def test_norms_follow_their_formulas(op_name, case):
 
 
 def test_the_normed_value_is_rounded_before_the_weight_is_applied():
-    x = torch.tensor([[1.0, 1.7, -0.3, 0.9]], dtype=torch.bfloat16)
-    weight = torch.tensor([1.01, 3.3, 0.7, 1.9], dtype=torch.bfloat16)
-    unit = (x.float() * torch.rsqrt(x.float().square().mean() + 1e-5)).to(torch.bfloat16)
-    assert torch.equal(ops.rms_norm(x, weight, 1e-5), unit * weight)
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(64, generator=generator).to(torch.bfloat16) for _ in range(2))
+    unit = x.float() * torch.rsqrt(x.float().square().mean() + 1e-5)
+    found = ops.rms_norm(x, weight, 1e-5)
+    assert torch.equal(found, unit.to(torch.bfloat16) * weight)
+    assert not torch.equal(found, (unit * weight).to(torch.bfloat16))
 
 
 @pytest.mark.parametrize(("op_name", "indices"), [("rms_norm", [0, 1]), ("gated_rms_norm", [0, 1, 2])])

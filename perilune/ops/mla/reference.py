@@ -77,13 +77,9 @@ def _softmax(scores: Tensor, seq_lengths: list[int], seq_lens: Tensor, selected:
 
 
 def causal_mask(seq_lengths: list[int], seq_lens: Tensor, num_queries: int, num_rows: int) -> Tensor:
-    """[N, L, S] bool: query i of sequence n sees rows 0 .. seq_lens[n] - seq_lengths[n] + i.
-
-    Padding queries see row 0 at least, so that their unused softmax stays finite.
-    """
+    """[N, L, S] bool: query i of sequence n sees rows 0 .. seq_lens[n] - seq_lengths[n] + i."""
     first = seq_lens - torch.tensor(seq_lengths, device=seq_lens.device)
     last_seen = first[:, None] + torch.arange(num_queries, device=seq_lens.device)
-    last_seen = torch.minimum(last_seen, seq_lens[:, None] - 1)
     return torch.arange(num_rows, device=seq_lens.device) <= last_seen[..., None]
 
 

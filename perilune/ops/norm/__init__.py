@@ -1,8 +1,8 @@
-"""Norms. All compute in float32 and return the dtype of their input.
+"""Norms, computed in float32.
 
-rms_norm(x, weight, eps): x [..., D], weight [D]; the normed value is rounded before the weight is applied.
+rms_norm(x, weight, eps): x [..., D], weight [D]; the normed value is rounded to x's dtype before the weight is applied.
 gated_rms_norm(x, weight, gate, eps): x [..., D], weight [D] f32, gate [..., D]; rms(x) * weight * sigmoid(gate),
-    rounded once before and once after the gate's product is formed in float32.
+    rounded to x's dtype once, at the end.
 layer_norm(x, weight, bias, eps): mean-subtracting, biased variance; result stays float32.
 """
 

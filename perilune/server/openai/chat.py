@@ -111,10 +111,10 @@ async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
                 yield chunk(index, {"role": "assistant", "content": ""})
             for piece in choice.push(output):
                 delta = _delta(piece)
-                if plan.num_top_logprobs is None:
-                    yield chunk(index, delta)
-                else:
+                if plan.num_top_logprobs is not None:
                     yield chunk(index, delta, logprobs=_logprobs(plan, tokenizer, [piece]))
+                elif piece.text or piece.call_id is not None:
+                    yield chunk(index, delta)
             if choice.finish_reason is not None:
                 yield chunk(index, {}, finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
     if plan.has_usage_frame:

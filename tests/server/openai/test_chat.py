@@ -124,6 +124,16 @@ def test_an_answer_that_skips_thinking_is_content(serve):
     assert joined(events(server.chat(stream=True)), "content") == "hello"
 
 
+def test_an_answer_that_skips_thinking_may_begin_with_its_stop_string(serve):
+    server = serve("hello world" + END)
+    answer = server.chat(stop=["hell"]).json()
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("", "")
+    assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+    chunks = events(server.chat(stop=["hell"], stream=True))
+    assert all(value for chunk in chunks[1:-1] for value in chunk["choices"][0]["delta"].values())
+
+
 @pytest.mark.parametrize("num_top", [0, 3])
 def test_logprobs_have_one_entry_per_token_of_the_response(serve, tokenizer, num_top):
     server = serve(THOUGHT + "hello 你好" + END)

@@ -197,6 +197,22 @@ def test_another_model_is_not_found(server):
     assert MODEL_NAME in error["message"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "m" * 10**5},
+        {"k" * 10**5: 1},
+        {"messages": [{"role": "r" * 10**5}]},
+        {"messages": [{**USER, "k" * 10**5: 1}]},
+    ],
+)
+def test_an_error_quotes_no_more_than_a_person_can_read(server, fields):
+    response = server.http.post("/v1/chat/completions", json={**CHAT, **fields})
+    assert 400 <= response.status_code < 500
+    assert len(response.content) < 2000
+    assert response.json()["error"]["message"].endswith("...")
+
+
 def test_an_unknown_field_is_answered_with_the_known_ones():
     with pytest.raises(RequestError, match=r"temprature is not a field .* temperature,") as raised:
         decode_body(json.dumps({**CHAT, "temprature": 1}).encode(), ChatRequest)
