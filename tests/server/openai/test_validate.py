@@ -210,7 +210,7 @@ def test_an_error_quotes_no_more_than_a_person_can_read(server, fields):
     response = server.http.post("/v1/chat/completions", json={**CHAT, **fields})
     assert 400 <= response.status_code < 500
     assert len(response.content) < 2000
-    assert response.json()["error"]["message"].endswith("...")
+    assert "..." in response.json()["error"]["message"]
 
 
 def test_an_unknown_field_is_answered_with_the_known_ones():
