@@ -23,6 +23,7 @@ OPTIONS = {
     "perilune plan": [
         *["CHECKPOINT", "--concurrency", "--config", "--context", "--hardware", "--json", "--nodes", "--plot"],
     ],
+    "perilune render": ["REQUEST", "--json", "--tokenizer"],
     "perilune verify": [],
     "perilune verify logits": ["CHECKPOINT", "--dtype", "--golden", "--json", "--mode"],
 }

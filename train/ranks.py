@@ -14,8 +14,9 @@ from pathlib import Path
 
 import regex
 
-from perilune.text.encoding import THINKING_EFFORTS, message_segments, thinking_effort
+from perilune.text.encoding import message_segments
 from perilune.text.messages import parse_messages
+from perilune.text.prompt.effort import THINKING_EFFORTS, thinking_effort
 from perilune.text.tokenizer import RANK_FILE, SPLIT_PATTERN
 from train.dictionary import load_dictionary
 from train.questions import DEFAULT_MIX, THINKING_SHARE, QuestionSource

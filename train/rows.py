@@ -11,16 +11,10 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from perilune.text.encoding import (
-    THINKING_EFFORTS,
-    Segment,
-    encode_segments,
-    message_segments,
-    open_message,
-    open_tag,
-    thinking_effort,
-)
+from perilune.text.encoding import message_segments
 from perilune.text.messages import ChatMessage
+from perilune.text.prompt.effort import THINKING_EFFORTS, thinking_effort
+from perilune.text.prompt.segments import Segment, encode_segments, open_message, open_tag
 from perilune.text.special import PAD
 from perilune.text.tokenizer import Tokenizer
 from train.dictionary import load_dictionary

@@ -44,7 +44,8 @@ def start_engine(
     """Load a checkpoint (None: the bundled demo) behind a client that is not started yet."""
     import torch
 
-    from perilune.engine.build import DEMO_CHECKPOINT, build_engine
+    from perilune.config.engine import DEMO_CHECKPOINT
+    from perilune.engine.build import build_engine
     from perilune.engine.client import InProcessClient, ModelInfo
 
     if num_threads is not None:

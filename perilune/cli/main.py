@@ -12,6 +12,7 @@ from perilune.cli.generate import generate_command
 from perilune.cli.inspect import inspect_command
 from perilune.cli.make_checkpoint import make_checkpoint_command
 from perilune.cli.plan import plan_command
+from perilune.cli.render import render_command
 from perilune.cli.serve import serve_command
 from perilune.errors import PeriluneError
 
@@ -32,6 +33,7 @@ app.command("generate")(generate_command)
 app.command("inspect")(inspect_command)
 app.command("plan")(plan_command)
 app.command("make-checkpoint")(make_checkpoint_command)
+app.command("render")(render_command)
 app.add_typer(verify.app, name="verify")
 
 

@@ -5,11 +5,15 @@ Says what was asked for; what a machine makes of the open values is decided wher
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 
 from perilune.config.model import NormEps
 from perilune.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
+
+# what is served when no checkpoint is named
+DEMO_CHECKPOINT = Path(__file__).parent.parent / "demo"
 
 
 @dataclass(frozen=True)

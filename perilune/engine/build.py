@@ -19,8 +19,6 @@ from perilune.ops.registry import apply_overrides
 from perilune.platform import available_memory_bytes, bfloat16_pays
 from perilune.text.tokenizer import Tokenizer
 
-DEMO_CHECKPOINT = Path(__file__).parent.parent / "demo"
-
 # float32 needs a copy of every weight that is stored in bfloat16: only a model that is small here may have one
 FLOAT32_SHARE = 0.125
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from perilune.config.engine import EngineConfig
-from perilune.engine.build import DEMO_CHECKPOINT, build_engine
+from perilune.config.engine import DEMO_CHECKPOINT, EngineConfig
+from perilune.engine.build import build_engine
 from perilune.engine.core import EngineCore
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput, TokenLogprob
 from perilune.errors import ConfigError

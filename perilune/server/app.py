@@ -12,17 +12,23 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from perilune.engine.client import EngineClient
 from perilune.errors import RequestError
-from perilune.server.choice import token_text
 from perilune.server.documentation import describe_bodies, json_body
 from perilune.server.errors import install_error_handlers
 from perilune.server.generation import Dispatcher, run_while_connected
 from perilune.server.metrics import EngineCollector
 from perilune.server.openai.chat import ChatPlan, answer_chat, plan_chat, stream_chat
 from perilune.server.openai.completions import CompletionPlan, answer_completion, plan_completion, stream_completion
-from perilune.server.openai.schema import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from perilune.server.openai.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeRequest,
+)
 from perilune.server.openai.validate import check_model, check_token_ids, decode_body
 from perilune.server.settings import ServerSettings
 from perilune.server.stream import EventStream
+from perilune.server.tokenize import tokenize
 from perilune.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -53,7 +59,7 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     app.include_router(_generation_routes(client, tokenizer, settings, dispatcher), dependencies=guarded)
     app.include_router(_model_routes(client), dependencies=guarded)
     app.include_router(_tokenizer_routes(client, tokenizer, settings), dependencies=guarded)
-    describe_bodies(app, (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest))
+    describe_bodies(app, (ChatRequest, CompletionRequest, TokenizeRequest, TokenizeChatRequest, DetokenizeRequest))
     return app
 
 
@@ -113,19 +119,10 @@ def _model_routes(client: EngineClient) -> APIRouter:
 def _tokenizer_routes(client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> APIRouter:
     router = APIRouter()
 
-    @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest))
-    async def tokenize(request: Request) -> Response:
+    @router.post("/tokenize", openapi_extra=json_body(TokenizeRequest, TokenizeChatRequest))
+    async def tokenize_text_or_chat(request: Request) -> Response:
         def encode(body: bytes) -> dict[str, Any]:
-            asked = decode_body(body, TokenizeRequest)
-            check_model(asked.model, client.model)
-            token_ids = tokenizer.encode_markup(asked.prompt)
-            texts = [token_text(tokenizer, token_id) for token_id in token_ids] if asked.return_token_strs else None
-            return {
-                "count": len(token_ids),
-                "max_model_len": client.model.max_model_len,
-                "tokens": token_ids,
-                "token_strs": texts,
-            }
+            return tokenize(body, client.model, tokenizer, settings)
 
         return _json(await _parse(request, settings, encode))
 

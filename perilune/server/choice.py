@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from perilune.engine.request import GenerateRequest, RequestOutput, TokenLogprob
+from perilune.server.calls import CallIds
 from perilune.text.channels import Channel, Delta, merge_deltas
 from perilune.text.stream import TextStream
 from perilune.text.tokenizer import Tokenizer
@@ -14,12 +15,14 @@ from perilune.text.tokenizer import Tokenizer
 class Piece:
     """Text of one channel with the log-probabilities of its tokens, which are empty unless asked for.
 
+    A piece of a tool call has a `call_id` when it is the first one of that call.
     Without text and without log-probabilities it only says that the earlier reasoning was the content, of which a stop
     string has left nothing.
     """
 
     delta: Delta
     logprobs: tuple[TokenLogprob, ...]
+    call_id: str | None = None
 
     @property
     def channel(self) -> Channel:
@@ -29,12 +32,22 @@ class Piece:
     def text(self) -> str:
         return self.delta.text
 
+    @property
+    def is_end_of_call(self) -> bool:
+        return self.delta.call is not None and self.delta.call.is_end
+
 
 class Choice:
-    """Follows one engine request from its first output to its last."""
+    """Follows one engine request from its first output to its last.
 
-    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer):
-        self._stream = TextStream(tokenizer, request.start_channel, request.params.stop)
+    Without `call_ids` there are no tool calls: none was possible, so nothing is taken for one.
+    """
+
+    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer, call_ids: CallIds | None = None):
+        has_calls = call_ids is not None
+        self._stream = TextStream(tokenizer, request.start_channel, request.params.stop, has_calls=has_calls)
+        self._call_ids = call_ids
+        self._num_ended_calls = 0
         self._logprobs: deque[TokenLogprob] = deque()
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
@@ -54,7 +67,11 @@ class Choice:
             deltas = [*deltas, *self._stream.flush(self.finish_reason)]
             if self._stream.stopped is not None:
                 self.finish_reason, self.stop_reason = "stop", self._stream.stopped
-        return list(self._pieces(deltas))
+        pieces = list(self._pieces(deltas))
+        self._num_ended_calls += sum(piece.is_end_of_call for piece in pieces)
+        if self.finish_reason == "stop" and self._stream.stopped is None and self._num_ended_calls:
+            self.finish_reason = "tool_calls"
+        return pieces
 
     def _pieces(self, deltas: Iterable[Delta]) -> Iterator[Piece]:
         for delta in merge_deltas(deltas):
@@ -64,8 +81,9 @@ class Choice:
                 self.num_reasoning_tokens = 0
             elif delta.channel is Channel.REASONING:
                 self.num_reasoning_tokens += len(delta.token_ids)
-            if delta.channel is not Channel.MARKUP and (delta.text or logprobs or delta.is_resent):
-                yield Piece(delta, logprobs)
+            name = delta.call.name if delta.call else None
+            if delta.channel is not Channel.MARKUP and (delta.text or logprobs or name or delta.is_resent):
+                yield Piece(delta, logprobs, self._call_ids.next(name) if self._call_ids and name else None)
 
 
 def usage(choices: Sequence[Choice], n: int) -> dict[str, object]:

@@ -9,9 +9,10 @@ from fastapi import FastAPI
 SCHEMAS = "#/components/schemas/"
 
 
-def json_body(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """What a route says of itself whose body is a `kind`."""
-    schema = {"$ref": SCHEMAS + kind.__name__}
+def json_body(*kinds: type[msgspec.Struct]) -> dict[str, Any]:
+    """What a route says of itself whose body is one of `kinds`."""
+    references = [{"$ref": SCHEMAS + kind.__name__} for kind in kinds]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

@@ -19,7 +19,7 @@ class Server(uvicorn.Server):
     """Serves `app` on a bound socket and calls `on_ready` once it accepts connections.
 
     At SIGINT or SIGTERM it takes no new connection, gives answers in progress `drain_timeout_s` seconds, ends the
-    rest with an error that says why, and returns. A second SIGINT ends everything at once.
+    rest with an error that says why, and returns. A second SIGINT ends all answers at once.
     """
 
     def __init__(self, app: FastAPI, bound: socket.socket, drain_timeout_s: float, on_ready: Callable[[], None]):
@@ -62,6 +62,12 @@ class Server(uvicorn.Server):
         timer = loop.call_later(self._drain_timeout_s, self._dispatcher.interrupt_all, reason)
         await super().shutdown(sockets)
         timer.cancel()
+        if self.force_exit:
+            # uvicorn leaves the application as it is; an engine in mid-step would crash the end of the process
+            self._dispatcher.interrupt_all(reason)
+            if self.server_state.tasks:
+                await asyncio.wait(self.server_state.tasks, timeout=LAST_WORDS_S)
+            await self.lifespan.shutdown()
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,34 +1,32 @@
-"""A conversation in the model's own format.
+"""A conversation in the model's own format: which segments a chat request becomes, and in which order."""
 
-The prompt is a list of segments, each markup (a control token) or content (ordinary text), encoded one by one. So
-nothing that a message holds can become a control token, and segment borders are token borders as in training.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perilune.errors import RequestError
 from perilune.text.channels import Channel
 from perilune.text.messages import ChatMessage, parse_messages
-from perilune.text.special import CLOSE, END_OF_MSG, OPEN, SEP
-from perilune.text.tokenizer import Tokenizer
-
-THINKING_EFFORTS = ("low", "high", "max")
-
-# The text promises `medium`, which the model was not trained with.
-_EFFORT_BODY = (
-    "`thinking_effort` guides on how much to think in your thinking channel (not including the response channel), "
-    "supported values include `low`, `medium`, `high`, and `max`.\n"
-    "Now the system is invoked with `thinking_effort={effort}`."
+from perilune.text.prompt.calls import tools_channel
+from perilune.text.prompt.effort import thinking_effort
+from perilune.text.prompt.output_format import output_format_message, parse_output_format
+from perilune.text.prompt.results import order_results
+from perilune.text.prompt.segments import (
+    Segment,
+    close_message,
+    content,
+    element,
+    encode_segments,
+    open_message,
+    open_tag,
 )
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A piece of a prompt: the name of one control token, or text that is encoded as it stands."""
-
-    text: str
-    is_markup: bool
+from perilune.text.prompt.tools import (
+    Tool,
+    Toolbox,
+    new_tool_declaration,
+    parse_tool_choice,
+    tool_choice_message,
+    tool_declaration,
+)
+from perilune.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -36,131 +34,87 @@ class EncodedPrompt:
     """A prompt ready to be continued by the model.
 
     The last `num_stub_tokens` open the channel in which the answer starts; the released API does not count them.
+    `tools` are those that the answer may call: none if none are declared or if the request forbids calls.
     """
 
     token_ids: tuple[int, ...]
     start_channel: Channel
     num_stub_tokens: int
+    tools: tuple[Tool, ...] = ()
 
 
 def encode_chat(
-    messages: Sequence[Mapping[str, object]], tokenizer: Tokenizer, *, thinking: bool = True, effort: str = "max"
+    messages: Sequence[Mapping[str, object]],
+    tokenizer: Tokenizer,
+    *,
+    thinking: bool = True,
+    effort: str = "max",
+    tools: object = None,
+    tool_choice: object = None,
+    response_format: object = None,
 ) -> EncodedPrompt:
-    """Encode system, user and assistant turns and what opens the answer; `effort` counts only with `thinking`.
+    """Encode a conversation and what opens the answer; `effort` counts only with `thinking`.
 
-    A last assistant message with `partial: true` is left open to be continued. Raises RequestError naming the field.
+    `tools`, `tool_choice` and `response_format` are those of the OpenAI API; a tool choice that names a tool tells
+    the model that it must call. A last assistant message with `partial: true` is left open to be continued. Raises
+    RequestError naming the field.
     """
-    parsed = parse_messages(messages)
-    last = parsed[-1]
-    history = parsed[:-1] if last.is_partial else parsed
-    body = [*thinking_effort(effort)] if thinking else []
-    for message in history:
-        body += message_segments(message, thinking)
+    toolbox = Toolbox()
+    declared = () if tools is None else toolbox.declare(tools, "tools")
+    history = order_results(parse_messages(messages, toolbox))
+    choice = parse_tool_choice(tool_choice, toolbox)
+    form = parse_output_format(response_format)
+    last = history[-1]
+    body = tool_declaration(declared, "tools") if declared else []
+    body += thinking_effort(effort) if thinking else []
+    for index, message in enumerate(history[:-1] if last.is_partial else history):
+        body += message_segments(message, thinking, f"messages[{index}]")
+    body += [*tool_choice_message(choice), *output_format_message(form)]
     if last.is_partial:
         stub, start = partial_segments(last, thinking)
-        return EncodedPrompt(tuple(encode_segments([*body, *stub], tokenizer)), start, 0)
-    body += open_message("assistant")
-    stub = open_tag("think" if thinking else "response")
+    else:
+        body += open_message("assistant")
+        stub, start = _opening(thinking)
     stub_ids = encode_segments(stub, tokenizer)
     return EncodedPrompt(
         token_ids=(*encode_segments(body, tokenizer), *stub_ids),
-        start_channel=Channel.REASONING if thinking else Channel.CONTENT,
-        num_stub_tokens=len(stub_ids),
+        start_channel=start,
+        num_stub_tokens=0 if last.is_partial else len(stub_ids),
+        tools=toolbox.callable_with(choice),
     )
 
 
-def encode_segments(segments: Iterable[Segment], tokenizer: Tokenizer) -> list[int]:
-    """Token ids of the segments, each encoded alone."""
-    ids: list[int] = []
-    for segment in segments:
-        if segment.is_markup:
-            ids.append(tokenizer.special_ids[segment.text])
-        else:
-            ids += tokenizer.encode(segment.text)
-    return ids
-
-
-def render_markup(segments: Iterable[Segment]) -> str:
-    """The prompt as one string for people to read; encoding it again is not the same."""
-    return "".join(segment.text for segment in segments)
-
-
-def open_tag(tag: str, attributes: Mapping[str, str] | None = None) -> list[Segment]:
-    """`<|open|>tag key="value"<|sep|>`; key, quotes and value are segments of their own."""
-    segments = [_markup(OPEN), _content(tag)]
-    for key, value in (attributes or {}).items():
-        escaped = value.replace("&", "&amp;").replace('"', "&quot;")
-        segments += [_content(f" {key}"), _content('="'), _content(escaped), _content('"')]
-    return [*segments, _markup(SEP)]
-
-
-def close_tag(tag: str) -> list[Segment]:
-    """`<|close|>tag<|sep|>`"""
-    return [_markup(CLOSE), _content(tag), _markup(SEP)]
-
-
-def open_message(role: str, attributes: Mapping[str, str] | None = None) -> list[Segment]:
-    """The opening of a message; the role comes before the other attributes."""
-    return open_tag("message", {"role": role, **(attributes or {})})
-
-
-def close_message() -> list[Segment]:
-    """The end of a message."""
-    return [*close_tag("message"), _markup(END_OF_MSG)]
-
-
-def system_message(kind: str, body: str) -> list[Segment]:
-    """A system message that the server itself writes; its body is stripped."""
-    return [*open_message("system", {"type": kind}), _content(body.strip()), *close_message()]
-
-
-def thinking_effort(effort: str) -> list[Segment]:
-    """The message that tells the model how much to think."""
-    if effort not in THINKING_EFFORTS:
-        raise RequestError(
-            f"reasoning_effort is {effort!r}; allowed are {', '.join(THINKING_EFFORTS)}, and none for no thinking",
-            param="reasoning_effort",
-        )
-    return system_message("thinking-effort", _EFFORT_BODY.format(effort=effort))
-
-
-def message_segments(message: ChatMessage, thinking: bool) -> list[Segment]:
-    """One message of the history."""
+def message_segments(message: ChatMessage, thinking: bool, field: str = "message") -> list[Segment]:
+    """One message of the history; `field` names it where its tools cannot be written."""
+    if message.tools:
+        return new_tool_declaration(message.tools, f"{field}.tools")
+    body = [content(message.content)]
     if message.role == "assistant":
-        body = [*_channel("think", _reasoning(message)), *_channel("response", message.content)]
-        if not thinking:
-            body = _channel("response", message.content)
-    else:
-        body = [_content(message.content)]
-    return [*open_message(message.role, _name(message)), *body, *close_message()]
+        body = element("think", _reasoning(message)) if thinking else []
+        body += [*element("response", message.content), *tools_channel(message.tool_calls)]
+    return [*open_message(message.role, _attributes(message)), *body, *close_message()]
 
 
 def partial_segments(message: ChatMessage, thinking: bool) -> tuple[list[Segment], Channel]:
     """The beginning of an answer, left open, and the channel in which it goes on."""
-    segments = open_message("assistant", _name(message))
+    segments = open_message("assistant", _attributes(message))
     reasoning = _reasoning(message) if thinking else ""
     if thinking and not message.content:
-        return [*segments, *open_tag("think"), _content(reasoning)], Channel.REASONING
+        return [*segments, *open_tag("think"), content(reasoning)], Channel.REASONING
     if reasoning:
-        segments += _channel("think", reasoning)
-    return [*segments, *open_tag("response"), _content(message.content)], Channel.CONTENT
+        segments += element("think", reasoning)
+    return [*segments, *open_tag("response"), content(message.content)], Channel.CONTENT
 
 
-def _channel(tag: str, text: str) -> list[Segment]:
-    return [*open_tag(tag), _content(text), *close_tag(tag)]
+def _opening(thinking: bool) -> tuple[list[Segment], Channel]:
+    return (open_tag("think"), Channel.REASONING) if thinking else (open_tag("response"), Channel.CONTENT)
 
 
 def _reasoning(message: ChatMessage) -> str:
     return message.reasoning if message.reasoning.strip() else ""
 
 
-def _name(message: ChatMessage) -> dict[str, str]:
+def _attributes(message: ChatMessage) -> dict[str, str]:
+    if message.role == "tool":
+        return {"tool": message.name or "", "index": str(message.index)}
     return {} if message.name is None else {"name": message.name}
-
-
-def _content(text: str) -> Segment:
-    return Segment(text, is_markup=False)
-
-
-def _markup(name: str) -> Segment:
-    return Segment(name, is_markup=True)

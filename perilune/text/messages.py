@@ -5,40 +5,68 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perilune.errors import RequestError
-from perilune.text.tokenizer import check_encodable
+from perilune.text.prompt.calls import ToolCall, parse_tool_calls
+from perilune.text.prompt.fields import (
+    check_keys,
+    read_flag,
+    read_list,
+    read_name,
+    read_object,
+    read_text,
+    shown,
+    wrong_type,
+)
+from perilune.text.prompt.tools import Tool, Toolbox
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 # `developer` is the newer name for the same thing; the model knows only `system`.
-_ROLES: Mapping[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_ROLES_TO_COME = ("tool",)
-_KEYS: Mapping[Role, tuple[str, ...]] = {
-    "system": ("role", "content", "name"),
-    "user": ("role", "content", "name"),
-    "assistant": ("role", "content", "name", "reasoning_content", "reasoning", "partial"),
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
 }
-_KEYS_TO_COME: Mapping[Role, tuple[str, ...]] = {"system": ("tools",), "user": (), "assistant": ("tool_calls",)}
+_KEYS: Mapping[Role, tuple[str, ...]] = {
+    "system": ("role", "content", "name", "tools"),
+    "user": ("role", "content", "name"),
+    "assistant": ("role", "content", "name", "reasoning_content", "reasoning", "tool_calls", "partial"),
+    "tool": ("role", "content", "tool_call_id", "name", "tool"),
+}
 _PARTS_TO_COME = ("image", "image_url")
 
 
 @dataclass(frozen=True)
 class ChatMessage:
-    """One turn. `reasoning` belongs to the assistant; `is_partial` marks an answer that the model is to continue."""
+    """One turn.
+
+    `reasoning`, `tool_calls` and `is_partial` (an answer that the model is to continue) belong to the assistant,
+    `tools` to the system. For a tool, `name` is that of the tool, and `index` counts the results of one answer from 1;
+    `order_results` in prompt/results.py fills both.
+    """
 
     role: Role
     content: str
     name: str | None = None
     reasoning: str = ""
     is_partial: bool = False
+    tools: tuple[Tool, ...] = ()
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    index: int = 0
 
 
-def parse_messages(messages: object) -> tuple[ChatMessage, ...]:
-    """Check every message; raises RequestError whose `param` names the field, as in `messages[2].role`."""
-    if isinstance(messages, (str, bytes)) or not isinstance(messages, Sequence):
-        raise RequestError(f"messages is {type(messages).__name__}, expected a list of messages", param="messages")
-    if not messages:
+def parse_messages(messages: object, toolbox: Toolbox | None = None) -> tuple[ChatMessage, ...]:
+    """Check every message; raises RequestError whose `param` names the field, as in `messages[2].role`.
+
+    Tools that system messages declare are added to `toolbox`.
+    """
+    given = read_list(messages, "messages", "messages")
+    if not given:
         raise RequestError("messages is empty; give at least one message", param="messages")
-    parsed = tuple(_parse(message, f"messages[{index}]") for index, message in enumerate(messages))
+    toolbox = toolbox or Toolbox()
+    parsed = tuple(_parse(message, f"messages[{index}]", toolbox) for index, message in enumerate(given))
     for index, message in enumerate(parsed[:-1]):
         if message.is_partial:
             field = f"messages[{index}].partial"
@@ -46,90 +74,96 @@ def parse_messages(messages: object) -> tuple[ChatMessage, ...]:
     return parsed
 
 
-def _parse(message: object, field: str) -> ChatMessage:
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{field} is {type(message).__name__}, expected an object", param=field)
+def _parse(given: object, field: str, toolbox: Toolbox) -> ChatMessage:
+    message = read_object(given, field)
     role = _parse_role(message.get("role"), f"{field}.role")
-    _check_keys(message, role, field)
-    content = message.get("content")
-    if role == "assistant" and content is None:
-        content = ""
+    check_keys(message, _KEYS[role], f"a message from {role}", field)
+    if role == "assistant":
+        return _parse_assistant(message, field)
+    if role == "tool":
+        return _parse_tool_result(message, field)
+    if message.get("tools") not in (None, []):
+        return _parse_tools(message, field, toolbox)
     return ChatMessage(
         role=role,
-        content=_parse_content(content, f"{field}.content"),
-        name=_parse_name(message.get("name"), f"{field}.name"),
-        reasoning=_parse_reasoning(message, field),
-        is_partial=_parse_partial(message.get("partial"), f"{field}.partial"),
+        content=_parse_content(message.get("content"), f"{field}.content"),
+        name=_parse_name(message, "name", field),
     )
 
 
 def _parse_role(role: object, field: str) -> Role:
-    allowed = ", ".join(_ROLES)
-    if isinstance(role, str) and role in _ROLES_TO_COME:
-        raise RequestError(f"{field} is {role!r}, which is not supported yet; allowed are {allowed}", param=field)
     if not isinstance(role, str) or role not in _ROLES:
-        raise RequestError(f"{field} is {role!r}; allowed are {allowed}", param=field)
+        raise RequestError(f"{field} is {shown(role)}; allowed are {', '.join(_ROLES)}", param=field)
     return _ROLES[role]
 
 
-def _check_keys(message: Mapping[str, object], role: Role, field: str) -> None:
-    """Keys without a value (null, []) are what clients send back from an answer; they say nothing."""
-    for key, value in message.items():
-        if key in _KEYS[role] or value is None or value == []:
-            continue
-        state = "not supported yet" if key in _KEYS_TO_COME[role] else f"not a field of a message from {role}"
-        raise RequestError(f"{field}.{key} is {state}; allowed are {', '.join(_KEYS[role])}", param=f"{field}.{key}")
+def _parse_assistant(message: Mapping[str, object], field: str) -> ChatMessage:
+    is_partial = read_flag(message.get("partial"), f"{field}.partial")
+    calls = message.get("tool_calls")
+    if calls and is_partial:
+        param = f"{field}.tool_calls"
+        raise RequestError(f"{param} stands beside partial; an answer with calls cannot be continued", param=param)
+    return ChatMessage(
+        role="assistant",
+        content=_parse_optional_content(message, field),
+        name=_parse_name(message, "name", field),
+        reasoning=_parse_reasoning(message, field),
+        is_partial=is_partial,
+        tool_calls=() if calls is None else parse_tool_calls(calls, f"{field}.tool_calls"),
+    )
+
+
+def _parse_tool_result(message: Mapping[str, object], field: str) -> ChatMessage:
+    names = [_parse_name(message, key, field) for key in ("tool", "name")]
+    return ChatMessage(
+        role="tool",
+        content=_parse_optional_content(message, field),
+        name=next((name for name in names if name is not None), None),
+        tool_call_id=read_name(message.get("tool_call_id"), f"{field}.tool_call_id"),
+    )
+
+
+def _parse_tools(message: Mapping[str, object], field: str, toolbox: Toolbox) -> ChatMessage:
+    """A system message that declares tools holds nothing else."""
+    if _parse_optional_content(message, field):
+        param = f"{field}.content"
+        raise RequestError(f"{param} stands beside tools and would not be read; send two messages", param=param)
+    if message.get("name") is not None:
+        param = f"{field}.name"
+        raise RequestError(f"{param} stands beside tools and would not be read; leave it out", param=param)
+    return ChatMessage("system", "", tools=toolbox.declare(message["tools"], f"{field}.tools"))
+
+
+def _parse_optional_content(message: Mapping[str, object], field: str) -> str:
+    content = message.get("content")
+    return "" if content is None else _parse_content(content, f"{field}.content")
 
 
 def _parse_content(content: object, field: str) -> str:
     if isinstance(content, str):
-        check_encodable(content, param=field)
-        return content
-    if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise RequestError(
-            f"{field} is {type(content).__name__}, expected a string or a list of text parts", param=field
-        )
+        return read_text(content, field)
+    if isinstance(content, bytes) or not isinstance(content, Sequence):
+        raise wrong_type(content, "a string or a list of text parts", field)
     return "".join(_parse_part(part, f"{field}[{index}]") for index, part in enumerate(content))
 
 
-def _parse_part(part: object, field: str) -> str:
-    if not isinstance(part, Mapping):
-        raise RequestError(f"{field} is {type(part).__name__}, expected an object", param=field)
+def _parse_part(given: object, field: str) -> str:
+    part = read_object(given, field)
     kind = part.get("type")
     if kind != "text":
         state = "not supported yet" if kind in _PARTS_TO_COME else "not known"
-        raise RequestError(f"{field}.type is {kind!r}, which is {state}; allowed is 'text'", param=f"{field}.type")
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise RequestError(f"{field}.text is {type(text).__name__}, expected a string", param=f"{field}.text")
-    check_encodable(text, param=f"{field}.text")
-    return text
+        raise RequestError(f"{field}.type is {shown(kind)}, which is {state}; allowed is 'text'", param=f"{field}.type")
+    return read_text(part.get("text"), f"{field}.text")
 
 
-def _parse_name(name: object, field: str) -> str | None:
-    if name is None:
-        return None
-    if not isinstance(name, str) or not name:
-        raise RequestError(f"{field} is {name!r}, expected a string that is not empty", param=field)
-    check_encodable(name, param=field)
-    return name
+def _parse_name(message: Mapping[str, object], key: str, field: str) -> str | None:
+    name = message.get(key)
+    return None if name is None else read_name(name, f"{field}.{key}")
 
 
 def _parse_reasoning(message: Mapping[str, object], field: str) -> str:
     """`reasoning` is the newer name that some servers answer with; both may be echoed, the first one counts."""
     for key in ("reasoning_content", "reasoning"):
-        value = message.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, str):
-            raise RequestError(f"{field}.{key} is {type(value).__name__}, expected a string", param=f"{field}.{key}")
-        check_encodable(value, param=f"{field}.{key}")
-        if value:
-            return value
+        if message.get(key) is not None and (text := read_text(message[key], f"{field}.{key}")):
+            return text
     return ""
-
-
-def _parse_partial(partial: object, field: str) -> bool:
-    if partial is not None and not isinstance(partial, bool):
-        raise RequestError(f"{field} is {partial!r}, expected true or false", param=field)
-    return bool(partial)

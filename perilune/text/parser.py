@@ -1,20 +1,16 @@
-"""Splits generated token ids into reasoning and content.
+"""Splits generated token ids into reasoning, content and tool calls.
 
 Driven by ids: only the real control tokens act, text that merely spells one stays text. Told its start state, never
-guesses it; never raises; shows whatever it cannot place rather than losing it. The tools channel is dropped.
+guesses it; never raises; shows whatever text it cannot place rather than losing it, except between tool calls.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from perilune.text.channels import Channel, Delta
+from perilune.text.calls import CallWriter
+from perilune.text.channels import CallPart, Channel, Delta
+from perilune.text.header import Header
 from perilune.text.tokenizer import Detokenizer, Tokenizer
-
-TAGS = ("message", "think", "response", "tools", "call", "argument", "json")
-
-# A marker whose tag has not ended after so many bytes was a stray one, and what follows it is text.
-MAX_HEADER_BYTES = 1024
 
 
 class _State(Enum):
@@ -23,6 +19,9 @@ class _State(Enum):
     BETWEEN = auto()
     RESPONSE = auto()
     TOOLS = auto()
+    CALL = auto()
+    ARG = auto()
+    JSON = auto()
     DONE = auto()
 
 
@@ -30,48 +29,34 @@ _START: Mapping[Channel, _State] = {
     Channel.TEXT: _State.PLAIN,
     Channel.REASONING: _State.REASONING,
     Channel.CONTENT: _State.RESPONSE,
+    Channel.TOOLS: _State.TOOLS,
 }
+
+_OUTSIDE_CALLS = (_State.REASONING, _State.BETWEEN, _State.RESPONSE)
+_IN_CALL = (_State.CALL, _State.ARG, _State.JSON)
 
 # (state, is_open, tag) -> next state; every other known tag is a marker without effect.
 _NEXT: Mapping[tuple[_State, bool, str], _State] = {
     (_State.REASONING, False, "think"): _State.BETWEEN,
     (_State.REASONING, False, "response"): _State.BETWEEN,
-    (_State.REASONING, False, "message"): _State.DONE,
-    (_State.REASONING, True, "response"): _State.RESPONSE,
-    (_State.REASONING, True, "tools"): _State.TOOLS,
-    (_State.BETWEEN, True, "response"): _State.RESPONSE,
-    (_State.BETWEEN, True, "tools"): _State.TOOLS,
-    (_State.BETWEEN, False, "message"): _State.DONE,
     (_State.RESPONSE, False, "response"): _State.BETWEEN,
-    (_State.RESPONSE, True, "tools"): _State.TOOLS,
-    (_State.RESPONSE, False, "message"): _State.DONE,
     (_State.TOOLS, False, "tools"): _State.BETWEEN,
-    (_State.TOOLS, True, "response"): _State.RESPONSE,
-    (_State.TOOLS, False, "message"): _State.DONE,
+    (_State.CALL, True, "argument"): _State.ARG,
+    (_State.CALL, True, "json"): _State.JSON,
+    (_State.ARG, True, "argument"): _State.ARG,
+    (_State.ARG, False, "argument"): _State.CALL,
+    (_State.JSON, True, "argument"): _State.ARG,
+    (_State.JSON, False, "json"): _State.CALL,
+    **{(state, False, "message"): _State.DONE for state in (*_OUTSIDE_CALLS, _State.TOOLS, *_IN_CALL)},
+    **{(state, True, "response"): _State.RESPONSE for state in (*_OUTSIDE_CALLS, _State.TOOLS, *_IN_CALL)},
+    **{(state, True, "tools"): _State.TOOLS for state in (*_OUTSIDE_CALLS, *_IN_CALL)},
+    **{(state, True, "call"): _State.CALL for state in (*_OUTSIDE_CALLS, _State.TOOLS, *_IN_CALL)},
+    **{(state, False, "call"): _State.TOOLS for state in _IN_CALL},
+    **{(state, False, "tools"): _State.BETWEEN for state in _IN_CALL},
 }
 
 # Closing these while still in the reasoning shows that the model answered without thinking.
 _CLOSERS_OF_CONTENT = ("response", "message")
-
-
-@dataclass
-class _Header:
-    """A marker and the tag bytes collected after it."""
-
-    is_open: bool
-    token_ids: list[int]
-    raw: bytearray = field(default_factory=bytearray)
-
-    @property
-    def tag(self) -> str | None:
-        """The known tag named here; a closing one must be the bare name."""
-        name, _, attributes = self.raw.decode(errors="replace").partition(" ")
-        return name if name in TAGS and (self.is_open or not attributes) else None
-
-    @property
-    def can_become_tag(self) -> bool:
-        name = self.raw.decode(errors="replace")
-        return any(tag.startswith(name) for tag in TAGS)
 
 
 class ChannelParser:
@@ -80,6 +65,9 @@ class ChannelParser:
     Without any marker a generation that started in the reasoning and stopped by itself was an answer, and so was one
     that closes a response or message it never opened. The reasoning has been handed out by then; its text is given
     once more as content, marked `is_resent`, so that the content is whole however the deltas are read.
+
+    A tool call begins with a delta that holds its name, goes on with its arguments as they come, and ends with one
+    marked `is_end`. That one is missing where the generation was cut inside the call.
     """
 
     def __init__(self, tokenizer: Tokenizer, start: Channel):
@@ -88,9 +76,11 @@ class ChannelParser:
         self._openers = (tokenizer.open_id, tokenizer.close_id)
         self._detokenizer = Detokenizer(tokenizer)
         self._pending_ids: list[int] = []  # their bytes do not make a character yet
-        self._header: _Header | None = None
+        self._header: Header | None = None
         self._has_marker = False
         self._reasoning: list[str] = []
+        self._call: CallWriter | None = None  # also none inside a call that is dropped
+        self._num_calls = 0
         self._blanks: list[Delta] = []  # since the last channel ended, while there is nothing but blanks
         self._out: list[Delta] = []
 
@@ -127,23 +117,22 @@ class ChannelParser:
             self._end_header()
             self._end_character()
             self._has_marker = True
-            self._header = _Header(token_id == self._tokenizer.open_id, [token_id])
+            self._header = Header(token_id == self._tokenizer.open_id, [token_id])
         elif is_end:
             self._end_header()
             self._end_character()
             self._end_unmarked_reasoning()
             self._drop_blanks()
-            self._state = _State.DONE
-            self._markup(token_id)
+            self._move(_State.DONE, (token_id,))
         elif self._header is not None:
             self._header.token_ids.append(token_id)
             if token_id == self._tokenizer.sep_id:
                 self._end_header(has_sep=True)
 
-    def _collect(self, header: _Header, token_id: int) -> None:
+    def _collect(self, header: Header, token_id: int) -> None:
         header.token_ids.append(token_id)
         header.raw += self._tokenizer.token_bytes(token_id)
-        if len(header.raw) > MAX_HEADER_BYTES:
+        if header.is_too_long:
             self._header = None
             self._release(header)
 
@@ -152,15 +141,15 @@ class ChannelParser:
         header, self._header = self._header, None
         if header is None:
             return
-        if header.tag is not None:
-            self._enter(header.is_open, header.tag)
-            self._markup(*header.token_ids)
+        tag = header.tag(has_sep=has_sep)
+        if tag is not None and not (is_last and header.is_open):
+            self._enter(header, tag)
         elif has_sep or (is_last and header.can_become_tag):
             self._markup(*header.token_ids)
         else:
             self._release(header)
 
-    def _release(self, header: _Header) -> None:
+    def _release(self, header: Header) -> None:
         """The marker was a stray one: drop it and keep what followed as text."""
         for token_id in header.token_ids:
             if self._tokenizer.is_special(token_id):
@@ -169,16 +158,56 @@ class ChannelParser:
             else:
                 self._take_text(token_id)
 
-    def _enter(self, is_open: bool, tag: str) -> None:
+    def _enter(self, header: Header, tag: str) -> None:
         self._drop_blanks()
-        following = _NEXT.get((self._state, is_open, tag))
-        if following is None:
+        following = _NEXT.get((self._state, header.is_open, tag))
+        is_call = header.is_open and tag == "call"
+        attributes = header.attributes if header.is_open else {}
+        is_stray = is_call and self._state in _OUTSIDE_CALLS and not attributes.get("tool")
+        if following is None or is_stray:
+            self._markup(*header.token_ids)
             return
         if self._state is _State.REASONING:
-            if not is_open and tag in _CLOSERS_OF_CONTENT:
+            if not header.is_open and tag in _CLOSERS_OF_CONTENT:
                 self._resend_reasoning()
             self._reasoning.clear()
+        if is_call:
+            self._move(_State.TOOLS)
+            self._begin_call(attributes.get("tool"), header.token_ids)
+        else:
+            self._move(following, tuple(header.token_ids), attributes)
+
+    def _begin_call(self, name: str | None, token_ids: list[int]) -> None:
+        """A call without a name is dropped, with all that it holds."""
+        self._state = _State.CALL
+        if not name:
+            self._markup(*token_ids)
+            return
+        self._call = CallWriter(self._num_calls)
+        self._num_calls += 1
+        part = CallPart(self._call.index, name)
+        self._out.append(Delta(Channel.TOOLS, "", tuple(token_ids), call=part))
+
+    def _move(
+        self, following: _State, token_ids: tuple[int, ...] = (), attributes: Mapping[str, str] | None = None
+    ) -> None:
+        """Go to another state; what that adds to the arguments of a call takes the ids, else they are markup."""
         self._state = following
+        call, text = self._call, ""
+        if call is None:
+            self._markup(*token_ids)
+            return
+        is_end = following not in _IN_CALL
+        if is_end:
+            text = call.close()
+            self._call = None
+        else:
+            text = call.end_value()
+        if following is _State.ARG:
+            text += call.begin_argument(attributes or {})
+        elif following is _State.JSON:
+            call.begin_block()
+        self._emit_arguments(call, text, token_ids, is_end=is_end)
 
     def _end_unmarked_reasoning(self) -> None:
         if self._state is _State.REASONING and not self._has_marker:
@@ -213,8 +242,16 @@ class ChannelParser:
             self._out.append(Delta(Channel.CONTENT, text, ids))
         elif self._state is _State.BETWEEN:
             self._emit_between(Delta(Channel.CONTENT, text, ids))
+        elif self._call is not None:
+            self._emit_arguments(self._call, self._call.push(text), ids)
         else:
             self._markup(*ids)
+
+    def _emit_arguments(self, call: CallWriter, text: str, token_ids: tuple[int, ...], *, is_end: bool = False) -> None:
+        if text:
+            self._out.append(Delta(Channel.TOOLS, text, token_ids, call=CallPart(call.index, is_end=is_end)))
+        else:
+            self._markup(*token_ids)
 
     def _emit_between(self, delta: Delta) -> None:
         """Blank text between channels is no content; anything else is, with the blanks before and after it."""

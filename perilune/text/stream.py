@@ -15,13 +15,19 @@ from perilune.text.tokenizer import Tokenizer
 
 
 class TextStream:
-    """One generation. Stop strings are looked for in content (or text without channels), never in reasoning.
+    """One generation. Stop strings are looked for in content (or text without channels), never in reasoning or tool
+    calls, and not across a call.
+
+    Without `has_calls` (no tools, or none are to be called) what looks like a tool call is markup.
 
     `stopped` is the stop string that ended the text, or None; later ids are ignored. A token is handed out when all
     its text is safe to show; the tokens of a stop string come as markup.
     """
 
-    def __init__(self, tokenizer: Tokenizer, start_channel: Channel, stop: tuple[str, ...] = ()):
+    def __init__(
+        self, tokenizer: Tokenizer, start_channel: Channel, stop: tuple[str, ...] = (), *, has_calls: bool = False
+    ):
+        self._has_calls = has_calls
         self.stopped: str | None = None
         self._parser = ChannelParser(tokenizer, start_channel)
         self._matcher = StopMatcher(stop) if stop else None
@@ -48,6 +54,8 @@ class TextStream:
 
     def _drain(self) -> list[Delta]:
         out, self._out = self._out, []
+        if not self._has_calls:
+            out = [_markup(delta) if delta.channel is Channel.TOOLS else delta for delta in out]
         return merge_deltas(out)
 
     def _take(self, deltas: list[Delta]) -> None:
@@ -56,7 +64,7 @@ class TextStream:
                 self._out.append(delta)
             elif self.stopped is not None:
                 self._hide(delta)
-            elif delta.channel is Channel.REASONING:
+            elif delta.channel in (Channel.REASONING, Channel.TOOLS):
                 self._release_held()
                 self._out.append(delta)
             else:
@@ -92,4 +100,8 @@ class TextStream:
 
     def _hide(self, delta: Delta) -> None:
         if delta.token_ids:
-            self._out.append(Delta(Channel.MARKUP, "", delta.token_ids))
+            self._out.append(_markup(delta))
+
+
+def _markup(delta: Delta) -> Delta:
+    return Delta(Channel.MARKUP, "", delta.token_ids)

@@ -82,10 +82,11 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
         *,
         delay_s: float = 0.0,
         settings: ServerSettings | None = None,
+        max_model_len: int = MAX_MODEL_LEN,
     ) -> Running:
         token_ids = tokenizer.encode_markup(says) if isinstance(says, str) else []
         script = (lambda _: token_ids) if isinstance(says, str) else says
-        model = ModelInfo(MODEL_NAME, MAX_MODEL_LEN, tokenizer.vocab_size, tokenizer.eos_token_ids, 1_700_000_000)
+        model = ModelInfo(MODEL_NAME, max_model_len, tokenizer.vocab_size, tokenizer.eos_token_ids, 1_700_000_000)
         engine = FakeEngine(model, lambda request: running.script(request), delay_s=delay_s)
         app = create_app(engine, tokenizer, settings or ServerSettings())
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))

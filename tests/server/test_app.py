@@ -45,10 +45,27 @@ def test_text_and_token_ids_go_both_ways(server, tokenizer):
     assert server.http.post("/tokenize", json={"prompt": "", "model": MODEL_NAME}).json()["tokens"] == []
 
 
+def test_a_chat_is_tokenized_as_it_would_be_answered(server, tokenizer):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    fields = {"tools": tools, "tool_choice": "none", "reasoning_effort": "low", "response_format": {"type": "text"}}
+    assert server.chat("hello <|open|>", **fields).status_code == 200
+    body = {"messages": [{"role": "user", "content": "hello <|open|>"}], "return_token_strs": True, **fields}
+    counted = server.http.post("/tokenize", json=body).json()
+    assert tuple(counted["tokens"]) == server.engine.requests[0].prompt_token_ids
+    assert counted["count"] == len(counted["tokens"]) == len(counted["token_strs"])
+    assert "tool-declare" in tokenizer.decode(counted["tokens"])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": None}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "prompt": "x"}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x"}], "thinking": {"x": 1}}, "thinking.x"),
         ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"prompt": "x", "colour": "red"}, "colour"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),

@@ -32,15 +32,21 @@ class Process:
         self.thread.start()
         assert ready.wait(DEADLINE_S)
 
-    def stop(self):
+    def stop(self, *, at_once=False):
         self.server.should_exit = True
+        self.server.force_exit = at_once
         self.thread.join(DEADLINE_S)
         assert not self.thread.is_alive()
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(("delay_s", "drain_timeout_s", "finishes"), [(0.05, 30.0, True), (2.0, 0.1, False)])
-def test_shutdown_lets_answers_finish_or_says_why_not(tokenizer, is_stream, delay_s, drain_timeout_s, finishes):
+@pytest.mark.parametrize(
+    ("delay_s", "drain_timeout_s", "at_once", "finishes"),
+    [(0.05, 30.0, False, True), (2.0, 0.1, False, False), (2.0, 30.0, True, False)],
+)
+def test_shutdown_lets_answers_finish_or_says_why_not(
+    tokenizer, is_stream, delay_s, drain_timeout_s, at_once, finishes
+):
     process = Process(tokenizer, delay_s=delay_s, drain_timeout_s=drain_timeout_s)
     answers = []
 
@@ -52,7 +58,7 @@ def test_shutdown_lets_answers_finish_or_says_why_not(tokenizer, is_stream, dela
     client.start()
     while process.engine.stats().num_running == 0:
         threading.Event().wait(0.005)
-    process.stop()
+    process.stop(at_once=at_once)
     client.join()
     (answer,) = answers
     if finishes:

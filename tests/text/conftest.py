@@ -26,15 +26,6 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def shared_data_dir() -> Path:
-    """Where the released tokenizer file and the vendor verifier's cases lie; not every clone has them beside it."""
-    directory = Path(__file__).parents[2] / ".." / "shared" / "data"
-    if not directory.is_dir():
-        pytest.skip(f"no released tokenizer data at {directory}")
-    return directory
-
-
-@pytest.fixture(scope="session")
 def kimi_tokenizer(shared_data_dir: Path) -> Tokenizer:
     directory = shared_data_dir / "kimi-tokenizer"
     if not (directory / RANK_FILE).exists():

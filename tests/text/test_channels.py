@@ -1,4 +1,4 @@
-from perilune.text.channels import Channel, Delta, Transcript, collect, merge_deltas
+from perilune.text.channels import Call, CallPart, Channel, Delta, Transcript, collect, merge_deltas
 
 
 def test_neighbours_of_one_channel_are_joined_with_their_ids() -> None:
@@ -10,6 +10,28 @@ def test_neighbours_of_one_channel_are_joined_with_their_ids() -> None:
         Delta(Channel.CONTENT, "e", (5,)),
     ]
     assert merge_deltas(deltas) == [Delta(Channel.REASONING, "ab", (1, 2, 3)), *deltas[2:]]
+
+
+def part(text: str, *token_ids: int, index: int = 0, name: str | None = None, is_end: bool = False) -> Delta:
+    return Delta(Channel.TOOLS, text, token_ids, call=CallPart(index, name, is_end))
+
+
+def test_pieces_of_one_call_are_joined_except_the_first() -> None:
+    first, second = part("", 1, name="f"), part("", 5, index=1, name="g")
+    deltas = [first, part("{", 2), part("}", 3, 4, is_end=True), second, part("{}", 6, index=1, is_end=True)]
+    assert merge_deltas(deltas) == [first, part("{}", 2, 3, 4, is_end=True), second, deltas[-1]]
+
+
+def test_a_transcript_holds_the_calls_that_ended() -> None:
+    deltas = [
+        part("", 1, name="f"),
+        part('{"a": ', 2),
+        Delta(Channel.MARKUP, "", (3,)),
+        part("1}", 4, is_end=True),
+        part("", 5, index=1, name="g"),
+        part('{"b', 6, index=1),
+    ]
+    assert collect(deltas) == Transcript(calls=(Call("f", '{"a": 1}'),))
 
 
 def test_a_transcript_adds_up_reasoning_and_content() -> None:

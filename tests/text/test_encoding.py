@@ -1,37 +1,14 @@
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perilune.errors import RequestError
 from perilune.text.channels import Channel
-from perilune.text.encoding import EncodedPrompt, encode_chat, message_segments, open_tag, render_markup
-from perilune.text.messages import ChatMessage
+from perilune.text.encoding import EncodedPrompt, encode_chat
 from perilune.text.tokenizer import Tokenizer
-
-from .conftest import small_ranks
-
-SMALL = Tokenizer.from_ranks(small_ranks())
-O, C, S, E = "<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"  # noqa: E741
-USER_HI = f'{O}message role="user"{S}hi{C}message{S}{E}'
-ASSISTANT = f'{O}message role="assistant"{S}'
-
-
-def effort(level: str) -> str:
-    return (
-        f'{O}message role="system" type="thinking-effort"{S}'
-        "`thinking_effort` guides on how much to think in your thinking channel (not including the response channel), "
-        "supported values include `low`, `medium`, `high`, and `max`.\n"
-        f"Now the system is invoked with `thinking_effort={level}`.{C}message{S}{E}"
-    )
-
-
-def shown(messages: list[dict[str, Any]], **options: Any) -> str:
-    return SMALL.decode(encode_chat(messages, SMALL, **options).token_ids)
+from tests.text.prompts import ASSISTANT, SMALL, USER_HI, C, E, O, S, call, calls, effort, result, shown, system, tool
 
 
 def test_a_turn_with_thinking_off_is_the_known_ids(kimi_tokenizer: Tokenizer) -> None:
@@ -70,28 +47,73 @@ def test_a_history_with_reasoning_is_the_known_text_and_length(kimi_tokenizer: T
     )
 
 
-def needs_only_turns(request: Mapping[str, Any]) -> bool:
-    return (
-        not any(key in request for key in ("tools", "tool_choice"))
-        and request.get("response_format", {"type": "text"}) == {"type": "text"}
-        and all(message["role"] in ("system", "user", "assistant") for message in request["messages"])
-        and not any("tools" in message or "tool_calls" in message for message in request["messages"])
+def test_calls_answered_out_of_order_are_the_known_text_and_length(kimi_tokenizer: Tokenizer) -> None:
+    port, hours, metric = {"type": "string"}, {"type": "array", "items": {"type": "integer"}}, {"type": "boolean"}
+    tide = {"type": "object", "properties": {"port": port, "hours": hours, "metric": metric}, "required": ["port"]}
+    note = {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "tags": {"type": "object"}},
+        "required": ["text"],
+    }
+    tools = [
+        tool("tide_height", description="Water level at a harbour", parameters=tide),
+        tool("log_note", parameters=note),
+    ]
+    text, tags = 'asked "Brest" & <ok>', {"src": "demo", "n": 1.5, "z": None}
+    made = calls(
+        call("t", "tide_height", '{"port": "Brest", "hours": [6, 18], "metric": true}'),
+        call("n", "log_note", {"text": text, "tags": tags}),
+    )
+    messages = [
+        {"role": "user", "content": "Check Brest at 6 and 18 h, then note it."},
+        {**made, "reasoning_content": "Two calls, independent."},
+        result("n", "saved"),
+        result("t", '{"6": 5.1, "18": 4.8}'),
+    ]
+    prompt = encode_chat(messages, kimi_tokenizer, effort="low", tools=tools, tool_choice="none")
+    assert (len(prompt.token_ids), prompt.num_stub_tokens, prompt.tools) == (505, 3, ())
+    assert kimi_tokenizer.decode(prompt.token_ids) == (
+        system(
+            "tool-declare",
+            "# Tools\nHere are the available tools, described in JSONSchema.\n\n```json\n"
+            '[{"function":{"description":"Water level at a harbour","name":"tide_height","parameters":{"properties":'
+            '{"hours":{"items":{"type":"integer"},"type":"array"},"metric":{"type":"boolean"},"port":{"type":"string"}},'
+            '"required":["port"],"type":"object"}},"type":"function"},{"function":{"name":"log_note","parameters":'
+            '{"properties":{"tags":{"type":"object"},"text":{"type":"string"}},"required":["text"],"type":"object"}},'
+            '"type":"function"}]\n```',
+        )
+        + f'{effort("low")}{O}message role="user"{S}Check Brest at 6 and 18 h, then note it.{C}message{S}{E}'
+        f"{ASSISTANT}{O}think{S}Two calls, independent.{C}think{S}{O}response{S}{C}response{S}{O}tools{S}"
+        f'{O}call tool="tide_height" index="1"{S}{O}argument key="port" type="string"{S}Brest{C}argument{S}'
+        f'{O}argument key="hours" type="array"{S}[6, 18]{C}argument{S}'
+        f'{O}argument key="metric" type="boolean"{S}true{C}argument{S}{C}call{S}'
+        f'{O}call tool="log_note" index="2"{S}{O}argument key="text" type="string"{S}{text}{C}argument{S}'
+        f'{O}argument key="tags" type="object"{S}{{"src": "demo", "n": 1.5, "z": null}}{C}argument{S}{C}call{S}'
+        f"{C}tools{S}{C}message{S}{E}"
+        f'{O}message role="tool" tool="tide_height" index="1"{S}{{"6": 5.1, "18": 4.8}}{C}message{S}{E}'
+        f'{O}message role="tool" tool="log_note" index="2"{S}saved{C}message{S}{E}'
+        + system(
+            "tool-choice",
+            "The system is invoked with `tool_choice=none`.\nYou MUST NOT call any tools in the next message.",
+        )
+        + f"{ASSISTANT}{O}think{S}"
     )
 
 
-@pytest.mark.parametrize(("name", "num_cases"), [("prompt_tokens.jsonl", 15), ("prompt_tokens.partial.jsonl", 5)])
+@pytest.mark.parametrize(("name", "num_cases"), [("prompt_tokens.jsonl", 33), ("prompt_tokens.partial.jsonl", 6)])
 def test_prompt_lengths_are_those_of_the_vendor_verifier(
     kimi_tokenizer: Tokenizer, shared_data_dir: Path, name: str, num_cases: int
 ) -> None:
-    lines = (shared_data_dir / "kvv" / name).read_text().splitlines()
-    cases = [case for case in map(json.loads, lines) if needs_only_turns(case["request"])]
+    cases = [json.loads(line) for line in (shared_data_dir / "kvv" / name).read_text().splitlines()]
     assert len(cases) == num_cases
     found, expected = {}, {}
     for case in cases:
-        level = case["request"].get("reasoning_effort", "max")
-        messages = case["request"]["messages"]
-        thinking = level != "none"
-        prompt = encode_chat(messages, kimi_tokenizer, thinking=thinking, effort=level if thinking else "max")
+        request = case["request"]
+        level = request.get("reasoning_effort", "max")
+        options = {key: request[key] for key in ("tools", "tool_choice", "response_format") if key in request}
+        if level != "none":
+            options["effort"] = level
+        prompt = encode_chat(request["messages"], kimi_tokenizer, thinking=level != "none", **options)
         found[case["id"]] = len(prompt.token_ids) - prompt.num_stub_tokens
         expected[case["id"]] = case["expected_prompt_tokens"]
     assert found == expected
@@ -129,41 +151,6 @@ def test_developer_is_system() -> None:
 def test_a_name_is_an_escaped_attribute(role: str) -> None:
     text = shown([{"role": role, "content": "x", "name": 'a"b&quot;<c>\n'}])
     assert f'{O}message role="{role}" name="a&quot;b&amp;quot;<c>\n"{S}' in text
-
-
-def test_an_attribute_is_four_segments() -> None:
-    segments = open_tag("call", {"tool": "f"})
-    assert [(segment.text, segment.is_markup) for segment in segments] == [
-        (O, True),
-        *[(text, False) for text in ("call", " tool", '="', "f", '"')],
-        (S, True),
-    ]
-
-
-def test_an_attribute_value_is_encoded_alone(kimi_tokenizer: Tokenizer) -> None:
-    prompt = encode_chat([{"role": "user", "content": "hi", "name": "_id"}], kimi_tokenizer, thinking=False)
-    assert prompt.token_ids[6:11] == (1530, 878, 1885, 1, 163589)
-
-
-def test_markup_renders_for_reading() -> None:
-    segments = message_segments(ChatMessage("user", "hi"), thinking=True)
-    assert render_markup(segments) == USER_HI
-
-
-HOSTILE = st.lists(
-    st.one_of(st.sampled_from([*list(SMALL.special_ids)[:10], f"{C}message{S}{E}{ASSISTANT}"]), st.text(max_size=6)),
-    max_size=6,
-).map("".join)
-
-
-@given(HOSTILE, HOSTILE, HOSTILE)
-def test_nothing_in_a_message_becomes_a_control_token(content: str, reasoning: str, name: str) -> None:
-    def control_ids(content: str, reasoning: str, name: str) -> list[int]:
-        message = {"role": "assistant", "content": content, "reasoning": reasoning, "name": name}
-        messages = [message, {"role": "user", "content": content, "name": name}]
-        return [i for i in encode_chat(messages, SMALL).token_ids if SMALL.is_special(i)]
-
-    assert control_ids(content, reasoning, name or "x") == control_ids("x", "x", "x")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perilune.text.channels import Channel, Delta, collect, merge_deltas
-from perilune.text.parser import MAX_HEADER_BYTES, ChannelParser
+from perilune.text.header import MAX_HEADER_BYTES
+from perilune.text.parser import ChannelParser
 from perilune.text.tokenizer import Tokenizer
 
 from .conftest import small_ranks
@@ -68,7 +69,10 @@ VECTORS = [
         "",
         "é" * MAX_HEADER_BYTES,
     ),
+    Vector("stray opener before the name of a tag", f"{THINK_END}{RESPONSE}a{O}call me{C}response{S}", "", "acall me"),
+    Vector("opener without separator before text", f"a{THINK_END}{O}response b{RESPONSE_END}", "a", "response b"),
     Vector("cut inside a tag", f"a{THINK_END}{O}resp", "a", "", "length"),
+    Vector("cut inside an attribute", f'a{THINK_END}{O}message role="assi', "a", "", "length"),
     Vector("cut right after a marker", f"a{THINK_END}{O}", "a", "", "length"),
     Vector("two markers in a row", f"a{O}{C}think{S}{O}{O}response{S}b", "a", "b"),
     Vector("later think opener", f"a{THINK_END}{O}think{S}{RESPONSE}b{RESPONSE_END}", "a", "b"),
@@ -80,6 +84,9 @@ VECTORS = [
     Vector("thinking off, cut", "b", "", "b", "length", Channel.CONTENT),
     Vector("thinking off, response opened again", f"{RESPONSE}b{RESPONSE_END}", "", "b", start=Channel.CONTENT),
     Vector("no channels", f"a{O}think{S}b{E}", "", "athinkb", start=Channel.TEXT),
+    Vector("called outside the tools channel", f'a{O}call tool="f"{S}b{C}call{S}{C}tools{S}c', "a", "c"),
+    Vector("call without a name outside the tools channel", f"{RESPONSE}a{O}call{S}b", "", "ab"),
+    Vector("started in the tools channel", f"a{TOOLS}{TOOLS_END}{MESSAGE_END}", "", "", start=Channel.TOOLS),
     Vector("nothing", "", "", ""),
 ]
 
@@ -136,7 +143,8 @@ def test_reasoning_that_was_the_answer_is_given_again_as_content() -> None:
     ]
 
 
-TAG_TEXTS = ("think", "response", "message", "tools", "call", "note", " ", "\n", "x", "你好")
+TAG_TEXTS = ("think", "response", "message", "tools", "call", "note", " ", "\n", "x", "你好", 'call tool="f"')
+STARTS = (Channel.TEXT, Channel.REASONING, Channel.CONTENT, Channel.TOOLS)
 PIECES = st.sampled_from([O, C, S, E, "[UNK]", *TAG_TEXTS])
 IDS = st.lists(
     st.one_of(PIECES.map(TOKENIZER.encode_markup), st.integers(0, TOKENIZER.vocab_size + 9).map(lambda i: [i])),
@@ -144,7 +152,7 @@ IDS = st.lists(
 ).map(lambda lists: [token_id for ids in lists for token_id in ids])
 
 
-@given(IDS, st.sampled_from([Channel.TEXT, Channel.REASONING, Channel.CONTENT]), st.sampled_from(["stop", "length"]))
+@given(IDS, st.sampled_from(STARTS), st.sampled_from(["stop", "length"]))
 def test_any_ids_are_parsed_alike_in_every_chunking(ids: list[int], start: Channel, finish: str) -> None:
     vector = Vector("", "", "", "", finish, start)
     whole = parse(ids, vector, max(len(ids), 1))

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from perilune.text.stream import TextStream
 from perilune.text.tokenizer import Tokenizer
 
 from .conftest import small_ranks
-from .test_parser import IDS, RESPONSE, RESPONSE_END, THINK_END
+from .test_parser import IDS, RESPONSE, RESPONSE_END, STARTS, THINK_END, TOOLS, TOOLS_END
 from .test_stop import naive_stop
 
 TOKENIZER = Tokenizer.from_ranks(small_ranks())
@@ -19,8 +21,9 @@ def stream(
     stop: tuple[str, ...] = (),
     size: int = 1,
     finish: str = "stop",
+    has_calls: bool = False,
 ) -> tuple[list[Delta], str | None]:
-    text_stream = TextStream(TOKENIZER, start, stop)
+    text_stream = TextStream(TOKENIZER, start, stop, has_calls=has_calls)
     deltas = []
     for position in range(0, len(ids), size):
         deltas += text_stream.push(ids[position : position + size])
@@ -60,6 +63,30 @@ def test_a_stop_string_ends_text_that_turns_out_to_be_the_answer() -> None:
     assert (collect(deltas).reasoning, collect(deltas).content, stopped) == ("", "ab ", "END")
     deltas, stopped = stream(ids, stop=("ab",))
     assert (collect(deltas).reasoning, collect(deltas).content, stopped) == ("", "", "ab")
+
+
+def test_a_stop_string_is_not_looked_for_in_calls_or_across_them() -> None:
+    ids = TOKENIZER.encode_markup(f"{THINK_END}{RESPONSE}ab{TOOLS}{TOOLS_END}cd")
+    for stop in ("x", "1", "bc"):
+        deltas, stopped = stream(ids, stop=(stop,), has_calls=True)
+        assert (collect(deltas).content, stopped) == ("abcd", None)
+        assert [call.arguments for call in collect(deltas).calls] == ['{"x": "1"}']
+    assert stream(ids, stop=("cd",), has_calls=True)[1] == "cd"
+
+
+def test_text_held_back_is_given_out_when_a_call_begins() -> None:
+    text_stream = TextStream(TOKENIZER, Channel.CONTENT, ("ab",), has_calls=True)
+    assert text_stream.push([97]) == []
+    deltas = text_stream.push(TOKENIZER.encode_markup(TOOLS))
+    assert deltas[0] == Delta(Channel.CONTENT, "a", (97,))
+
+
+def test_without_tools_a_call_is_markup() -> None:
+    ids = TOKENIZER.encode_markup(f"{THINK_END}{RESPONSE}ab{TOOLS}{TOOLS_END}cd")
+    deltas, _ = stream(ids)
+    assert {delta.channel for delta in deltas} == {Channel.CONTENT, Channel.MARKUP}
+    assert (collect(deltas).content, collect(deltas).calls) == ("abcd", ())
+    assert [token_id for delta in deltas for token_id in delta.token_ids] == ids
 
 
 def test_tokens_of_the_stop_string_are_not_content() -> None:
@@ -102,9 +129,22 @@ def test_tokens_that_share_a_character_come_together(text: str) -> None:
         assert bytes(delta.token_ids).decode() == delta.text
 
 
+def naive_stop_between_calls(deltas: list[Delta], stop: tuple[str, ...]) -> tuple[str, str | None]:
+    is_content = [delta.channel in (Channel.CONTENT, Channel.TEXT) for delta in deltas]
+    content = [delta.text if shown else "" for delta, shown in zip(deltas, is_content, strict=True)]
+    borders = [position for position, delta in enumerate(deltas) if delta.channel is Channel.TOOLS]
+    before = ""
+    for begin, end in pairwise([0, *borders, len(deltas)]):
+        part, matched = naive_stop("".join(content[begin:end]), stop)
+        before += part
+        if matched:
+            return before, matched
+    return before, None
+
+
 @given(
     IDS,
-    st.sampled_from([Channel.TEXT, Channel.REASONING, Channel.CONTENT]),
+    st.sampled_from(STARTS),
     st.lists(st.sampled_from(["x", "think", "n", "xx", "ok", "on", "好\n", "\ufffd", "no", "kr"]), max_size=3).map(
         tuple
     ),
@@ -113,8 +153,8 @@ def test_tokens_that_share_a_character_come_together(text: str) -> None:
 def test_stop_strings_cut_the_content_as_a_search_of_the_whole_would(
     ids: list[int], start: Channel, stop: tuple[str, ...], finish: str
 ) -> None:
-    free, _ = stream(ids, start, (), max(len(ids), 1), finish)
-    expected, matched = naive_stop(collect(free).content, stop)
+    free, _ = stream(ids, start, (), max(len(ids), 1), finish, has_calls=True)
+    expected, matched = naive_stop_between_calls(free, stop)
     reference, stopped = stream(ids, start, stop, 1, finish)
     assert (collect(reference).content, stopped) == (expected, matched)
     assert collect(reference).reasoning == collect(free).reasoning

@@ -10,14 +10,17 @@ from perilune.engine.client import ModelInfo
 from perilune.engine.request import GenerateRequest, TokenLogprob
 from perilune.errors import RequestError
 from perilune.sampling.params import MAX_LOGPROBS
+from perilune.server.calls import CallIds
 from perilune.server.choice import Choice, Piece, token_text, usage
 from perilune.server.generation import Dispatcher
+from perilune.server.openai.prompt import chat_prompt
 from perilune.server.openai.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
-from perilune.server.openai.thinking import thinking_mode
+from perilune.server.openai.tools import call_delta, earlier_call_ids, whole_calls
 from perilune.server.openai.validate import (
     check_context,
     check_model,
     check_stream_options,
+    check_unconstrained,
     check_unsupported,
     choice_params,
     num_choices,
@@ -26,7 +29,6 @@ from perilune.server.openai.validate import (
 from perilune.server.settings import ServerSettings
 from perilune.server.stream import DONE, frame
 from perilune.text.channels import Channel, collect
-from perilune.text.encoding import encode_chat
 from perilune.text.tokenizer import Tokenizer
 
 DEFAULT_TOP_P = 0.95
@@ -35,32 +37,29 @@ FIELD_OF_CHANNEL = {Channel.REASONING: "reasoning_content", Channel.CONTENT: "co
 
 @dataclass(frozen=True)
 class ChatPlan:
-    """A checked chat request: what to run, and how to answer."""
+    """A checked chat request: what to run, and how to answer; without `earlier_call_ids` no tool can be called."""
 
     base: dict[str, Any]
     requests: tuple[GenerateRequest, ...]
     is_stream: bool
     has_usage_frame: bool
     num_top_logprobs: int | None
+    earlier_call_ids: tuple[str, ...] | None = None
 
 
 def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, settings: ServerSettings) -> ChatPlan:
     """Check a chat request and encode its conversation; RequestError names the field that is wrong."""
     check_model(request.model, model)
     check_unsupported(request, UNSUPPORTED_IN_CHAT)
-    _check_formats(request)
+    if request.modalities not in (*NOTHING, ["text"]):
+        raise RequestError('modalities is not supported except ["text"]', param="modalities", code="unsupported")
     n = num_choices(request, 1, settings.max_choices)
     has_usage_frame = check_stream_options(request)
     max_tokens = _max_tokens(request)
     num_top_logprobs = _num_top_logprobs(request)
     params = sampling_params(request, max_tokens=max_tokens, logprobs=num_top_logprobs, default_top_p=DEFAULT_TOP_P)
-    thinking = thinking_mode(request)
-    if len(request.messages) > settings.max_messages:
-        raise RequestError(
-            f"messages holds {len(request.messages)} messages; at most {settings.max_messages} are allowed",
-            param="messages",
-        )
-    prompt = encode_chat(request.messages, tokenizer, thinking=thinking.is_on, effort=thinking.effort)
+    prompt = chat_prompt(request, tokenizer, settings.max_messages)
+    check_unconstrained(request, can_call=bool(prompt.tools))
     check_context(len(prompt.token_ids), max_tokens, model, "messages")
     # 8 hex digits of the time first, so that ids sort by it
     response_id = f"chatcmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
@@ -71,12 +70,13 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
         for index in range(n)
     )
     base = {"id": response_id, "object": "chat.completion", "created": int(time.time()), "model": model.name}
-    return ChatPlan(base, requests, bool(request.stream), has_usage_frame, num_top_logprobs)
+    call_ids = earlier_call_ids(request.messages) if prompt.tools else None
+    return ChatPlan(base, requests, bool(request.stream), has_usage_frame, num_top_logprobs, call_ids)
 
 
 async def answer_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> dict[str, Any]:
     """Run the plan and give the whole answer."""
-    choices = [Choice(request, tokenizer) for request in plan.requests]
+    choices = _choices(plan, tokenizer)
     pieces: list[list[Piece]] = [[] for _ in choices]
     async with dispatcher.open(plan.requests) as outputs:
         async for index, output in outputs:
@@ -96,7 +96,7 @@ async def answer_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
 
 async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
     """Run the plan and give the answer frame by frame; the first frame comes with the first output."""
-    choices = [Choice(request, tokenizer) for request in plan.requests]
+    choices = _choices(plan, tokenizer)
     has_begun = [False] * len(choices)
     base = {**plan.base, "object": "chat.completion.chunk"}
 
@@ -110,10 +110,10 @@ async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
                 has_begun[index] = True
                 yield chunk(index, {"role": "assistant", "content": ""})
             for piece in choice.push(output):
-                delta = {FIELD_OF_CHANNEL[piece.channel]: piece.text}
+                delta = _delta(piece)
                 if plan.num_top_logprobs is not None:
                     yield chunk(index, delta, logprobs=_logprobs(plan, tokenizer, [piece]))
-                elif piece.text:
+                elif piece.text or piece.call_id is not None:
                     yield chunk(index, delta)
             if choice.finish_reason is not None:
                 yield chunk(index, {}, finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
@@ -122,21 +122,36 @@ async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
     yield DONE
 
 
+def _choices(plan: ChatPlan, tokenizer: Tokenizer) -> list[Choice]:
+    taken = plan.earlier_call_ids
+    return [Choice(request, tokenizer, None if taken is None else CallIds(taken)) for request in plan.requests]
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    if piece.channel is Channel.TOOLS:
+        return call_delta(piece)
+    return {FIELD_OF_CHANNEL[piece.channel]: piece.text}
+
+
 def _message(request: GenerateRequest, pieces: Sequence[Piece]) -> dict[str, Any]:
     transcript = collect(piece.delta for piece in pieces)
-    message = {"role": "assistant", "content": transcript.content}
+    message: dict[str, Any] = {"role": "assistant", "content": transcript.content}
     if request.start_channel is Channel.REASONING:
         message["reasoning_content"] = transcript.reasoning
+    if calls := whole_calls(pieces):
+        message["tool_calls"] = calls
     return message
 
 
 def _logprobs(plan: ChatPlan, tokenizer: Tokenizer, pieces: Sequence[Piece]) -> dict[str, Any] | None:
-    """Entries for every token of the response, and apart from them for those of the reasoning."""
+    """Entries for every token of the response, and apart from them for those of the reasoning; none for calls."""
     if plan.num_top_logprobs is None:
         return None
     entries: dict[str, list[dict[str, Any]]] = {"content": [], "reasoning_content": []}
     was_resent = any(piece.delta.is_resent for piece in pieces)
     for piece in pieces:
+        if piece.channel is Channel.TOOLS:
+            continue
         entries["content" if was_resent else FIELD_OF_CHANNEL[piece.channel]] += [
             _entry(tokenizer, item) for item in piece.logprobs
         ]
@@ -151,17 +166,6 @@ def _entry(tokenizer: Tokenizer, item: TokenLogprob) -> dict[str, Any]:
 def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     spelled = list(tokenizer.token_bytes(token_id))
     return {"token": token_text(tokenizer, token_id), "logprob": logprob, "bytes": spelled}
-
-
-def _check_formats(request: ChatRequest) -> None:
-    if request.response_format not in (*NOTHING, {"type": "text"}):
-        raise RequestError(
-            'response_format is not supported yet except {"type": "text"}', param="response_format", code="unsupported"
-        )
-    if request.modalities not in (*NOTHING, ["text"]):
-        raise RequestError('modalities is not supported except ["text"]', param="modalities", code="unsupported")
-    if request.tool_choice not in (*NOTHING, "none", "auto"):
-        raise RequestError("tool_choice asks for a call, but no tools are given", param="tool_choice")
 
 
 def _max_tokens(request: ChatRequest) -> int | None:

@@ -3,7 +3,7 @@
 A field typed `Any` is known by name only, to say that it is not supported rather than that it does not exist.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -51,19 +51,32 @@ class TemplateOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     preserve_thinking: bool | None = None
 
 
-class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
-    # what a message may hold is the business of text/messages
+class AsksForChat(Protocol):
+    """What decides the prompt of a chat, in whichever request it stands."""
+
     messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    tool_choice: str | dict[str, Any] | None
+    response_format: dict[str, Any] | None
+    reasoning_effort: str | None
+    thinking: Thinking | None
+    chat_template_kwargs: TemplateOptions | None
+
+
+class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
+    # what messages, tools and formats may hold is the business of text/
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     reasoning_effort: str | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: TemplateOptions | None = None
-    response_format: Any = None
     modalities: Any = None
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None
@@ -72,7 +85,6 @@ class ChatRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     moderation: Any = None
     # no effect
     metadata: dict[str, str] | None = None
-    parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -95,6 +107,18 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     return_token_strs: bool | None = None
 
 
+class TokenizeChatRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    model: str | None = None
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: TemplateOptions | None = None
+    return_token_strs: bool | None = None
+
+
 class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     tokens: list[int]
@@ -111,7 +135,6 @@ NESTED: dict[str, type[msgspec.Struct]] = {
 NOTHING: tuple[object, ...] = (None, [], {}, "")
 
 UNSUPPORTED_IN_CHAT = {
-    "tools": "tools are not supported yet",
     "functions": "functions are not supported; they are the deprecated form of tools",
     "function_call": "function_call is not supported; it is the deprecated form of tool_choice",
     "audio": "audio output is not supported",

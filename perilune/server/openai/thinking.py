@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from perilune.errors import RequestError
-from perilune.server.openai.schema import ChatRequest
+from perilune.server.openai.schema import AsksForChat
 from perilune.server.openai.validate import check_word
 
 # what the model knows, and the words of other APIs for the nearest of it
@@ -20,7 +20,7 @@ class ThinkingMode:
     effort: str
 
 
-def thinking_mode(request: ChatRequest) -> ThinkingMode:
+def thinking_mode(request: AsksForChat) -> ThinkingMode:
     """On with effort max unless the request says otherwise; RequestError where it contradicts itself.
 
     An effort inside `thinking` counts before one in `chat_template_kwargs`, and that before `reasoning_effort`.
@@ -35,7 +35,7 @@ def thinking_mode(request: ChatRequest) -> ThinkingMode:
     return ThinkingMode(next(iter(switches.values()), True), EFFORTS[effort])
 
 
-def _efforts(request: ChatRequest) -> dict[str, str]:
+def _efforts(request: AsksForChat) -> dict[str, str]:
     thinking, options = request.thinking, request.chat_template_kwargs
     given = {
         "thinking.effort": thinking.effort if thinking else None,
@@ -48,7 +48,7 @@ def _efforts(request: ChatRequest) -> dict[str, str]:
     return efforts
 
 
-def _switches(request: ChatRequest) -> dict[str, bool]:
+def _switches(request: AsksForChat) -> dict[str, bool]:
     """Every field that turns thinking on or off, with what it says."""
     switches: dict[str, bool] = {}
     if request.thinking is not None and request.thinking.type is not None:
@@ -62,7 +62,7 @@ def _switches(request: ChatRequest) -> dict[str, bool]:
     return switches
 
 
-def _check_history(request: ChatRequest) -> None:
+def _check_history(request: AsksForChat) -> None:
     """The model was trained with all earlier reasoning in its prompt, so it cannot be left out."""
     if request.thinking is not None and request.thinking.keep not in (None, "all"):
         check_word(request.thinking.keep, ("all",), "thinking.keep")

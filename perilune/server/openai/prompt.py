@@ -1,0 +1,25 @@
+"""The prompt of a chat request, for the routes that answer it and those that only show it."""
+
+from perilune.errors import RequestError
+from perilune.server.openai.schema import AsksForChat
+from perilune.server.openai.thinking import thinking_mode
+from perilune.text.encoding import EncodedPrompt, encode_chat
+from perilune.text.tokenizer import Tokenizer
+
+
+def chat_prompt(request: AsksForChat, tokenizer: Tokenizer, max_messages: int) -> EncodedPrompt:
+    """Encode the conversation and everything else that the model sees; RequestError names the field that is wrong."""
+    thinking = thinking_mode(request)
+    if len(request.messages) > max_messages:
+        raise RequestError(
+            f"messages holds {len(request.messages)} messages; at most {max_messages} are allowed", param="messages"
+        )
+    return encode_chat(
+        request.messages,
+        tokenizer,
+        thinking=thinking.is_on,
+        effort=thinking.effort,
+        tools=request.tools,
+        tool_choice=request.tool_choice,
+        response_format=request.response_format,
+    )
