@@ -142,7 +142,7 @@ class EngineCore:
             result = self._runner.execute(batch)
         except Exception as error:
             _LOG.exception("a step of %d requests failed", len(batch.sequences))
-            reason = f"the step failed: {type(error).__name__}: {error}"
+            reason = f"a step of the engine failed ({type(error).__name__}); its log says where"
             return [self._fail(sequence.request, reason) for sequence in batch.sequences]
         outputs = [self._commit(sequence, result) for sequence in batch.sequences]
         return [output for output in outputs if output is not None]

@@ -64,7 +64,7 @@ def plan_cache(
             f"num_blocks is {num_blocks}, {num_blocks * block_size} tokens; one request of {required_len} tokens must "
             f"fit: raise num_blocks to at least {required_blocks}"
         )
-    return CachePlan(
+    plan = CachePlan(
         num_blocks=num_blocks,
         block_size=block_size,
         num_slots=num_slots,
@@ -72,6 +72,12 @@ def plan_cache(
         block_bytes=block_bytes,
         slot_bytes=slot_bytes,
     )
+    if plan.total_bytes > available_bytes:
+        raise CapacityError(
+            f"the cache would take {plan.total_bytes} bytes ({num_blocks} blocks, {num_slots} states) and "
+            f"{available_bytes} are free: lower num_blocks, cache_bytes or max_num_seqs"
+        )
+    return plan
 
 
 def _too_small(config: EngineConfig, budget: int, required_len: int, required_bytes: int, slot_bytes: int) -> str:

@@ -41,7 +41,15 @@ def test_cache_bytes_is_a_budget_for_blocks_and_states_together():
 
 
 def test_num_blocks_is_taken_as_given():
-    assert plan(num_blocks=77, available_bytes=0).num_blocks == 77
+    assert plan(num_blocks=77).num_blocks == 77
+
+
+@pytest.mark.parametrize("settings", [{"num_blocks": 77}, {"cache_bytes": 10**5}])
+def test_a_cache_larger_than_the_free_memory_is_refused_before_it_is_used(settings):
+    needed = plan(**settings).total_bytes
+    assert plan(**settings, available_bytes=needed).total_bytes == needed
+    with pytest.raises(CapacityError, match="lower num_blocks, cache_bytes or max_num_seqs"):
+        plan(**settings, available_bytes=needed - 1)
 
 
 def test_the_context_is_cut_to_what_the_cache_holds():
