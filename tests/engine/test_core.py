@@ -222,7 +222,7 @@ def test_a_step_that_raises_fails_its_requests_and_the_core_goes_on():
     core, _ = make_core(max_num_seqs=2)
     outputs = run(core, [message("a", [1, 2]), message("crash", [CRASH_TOKEN]), message("later", [7], max_tokens=6)])
     assert outputs["a"][-1].finish_reason is FinishReason.ERROR
-    assert "cannot stand" in outputs["crash"][-1].error
+    assert "RuntimeError" in outputs["crash"][-1].error
     assert tokens_of(outputs["later"]) == expected_tokens([7], 6)
 
 
