@@ -1,5 +1,7 @@
 """MXFP4 (OCP Microscaling v1.0: E2M1 elements, E8M0 scale per 32) in plain torch."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,13 +14,16 @@ _EXPONENT_BIAS = 127
 # The largest magnitude 6 = 1.5 * 2^2: the shared exponent is that of the group's maximum less two.
 _LARGEST_EXPONENT = 2
 
+# Both values of a packed byte [256, 2], and the power of two of a scale byte [256, 1].
+_PAIRS = torch.tensor([(E2M1_VALUES[byte & 15], E2M1_VALUES[byte >> 4]) for byte in range(256)])
+_POWERS = torch.tensor([2.0 ** (byte - _EXPONENT_BIAS) for byte in range(255)] + [math.nan])[:, None]
+
 
 def mxfp4_dequantize(packed: Tensor, scale: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """packed u8 [..., O, I/2], scale u8 [..., O, I/32] -> weight [..., O, I], exact in float32 and bfloat16."""
-    table = torch.tensor(E2M1_VALUES, dtype=torch.float32, device=packed.device)
-    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
-    values = table[codes.long()].unflatten(-1, (-1, GROUP_SIZE))
-    return torch.ldexp(values, (scale.int() - _EXPONENT_BIAS).unsqueeze(-1)).flatten(-2).to(dtype)
+    pairs = F.embedding(packed.int(), _PAIRS.to(packed.device, dtype))
+    powers = F.embedding(scale.int(), _POWERS.to(packed.device, dtype))
+    return (pairs.flatten(-2).unflatten(-1, (-1, GROUP_SIZE)) * powers).flatten(-2)
 
 
 def mxfp4_quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
