@@ -1,3 +1,4 @@
+import json
 import re
 from pathlib import Path
 
@@ -27,3 +28,13 @@ def test_every_page_of_docs_is_in_the_index():
     linked = set(LINK.findall((ROOT / "docs" / "index.md").read_text()))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert pages - {"index.md"} <= linked
+
+
+def test_the_figures_of_the_demo_are_those_of_its_stored_evaluation():
+    evaluation = json.loads((ROOT / "perilune" / "demo" / "evaluation.json").read_text())
+    assert evaluation["thinking"] == "off"
+    rates = {score["skill"]: score["exact"] / score["asked"] for score in evaluation["scores"]}
+    assert set(rates) == {"dictionary", "sums", "recall"}
+    for page in (ROOT / "README.md", ROOT / "docs" / "demo.md"):
+        text = page.read_text()
+        assert [skill for skill, rate in rates.items() if f"{skill} {100 * rate:.1f} %" not in text] == []

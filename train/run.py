@@ -27,7 +27,7 @@ from train.indexer import IndexerTeacher
 from train.model import demo_config, initialised_model
 from train.optimizer import optimizers
 from train.probe import held_out_accuracy
-from train.questions import DEFAULT_MIX, Drill
+from train.questions import DEFAULT_MIX, THINKING_SHARE, Drill
 from train.ranks import DEMO_DIR
 from train.rows import DEFAULT_ROW_LENGTH, Batch, batches
 
@@ -51,15 +51,17 @@ class Stage:
     until: float
     mix: Mapping[str, float]
     drill: Drill
+    thinking_share: float = THINKING_SHARE
 
 
-# Definitions need some fifty repetitions, sums a drill; recall goes on improving, so the end belongs to it.
+# Definitions need some fifty repetitions, sums a drill, recall most of the end; thinking can wait for the last tenth.
 STAGES = (
     Stage(0.35, DEFAULT_MIX, Drill()),
     Stage(0.5, {"dictionary": 0.48, "sums": 0.30, "recall": 0.20, "talk": 0.02}, Drill()),
     Stage(0.7, {"dictionary": 0.26, "sums": 0.42, "recall": 0.30, "talk": 0.02}, Drill(share=0.8, most=8)),
     Stage(0.78, {"dictionary": 0.42, "sums": 0.22, "recall": 0.34, "talk": 0.02}, Drill(share=0.6, most=8)),
-    Stage(1.0, {"dictionary": 0.28, "sums": 0.16, "recall": 0.54, "talk": 0.02}, Drill(share=0.6, most=8)),
+    Stage(0.9, {"dictionary": 0.28, "sums": 0.16, "recall": 0.54, "talk": 0.02}, Drill(share=0.6, most=8)),
+    Stage(1.0, {"dictionary": 0.55, "sums": 0.13, "recall": 0.30, "talk": 0.02}, Drill(), thinking_share=0.6),
 )
 
 
@@ -173,6 +175,7 @@ class QuestionStream:
                 level=lambda _: min(self._training.progress / FULL_LEVEL, 1.0),
                 mix=stage.mix,
                 drill=stage.drill,
+                thinking_share=stage.thinking_share,
             )
         assert self._batches is not None
         ids, mask = next(self._batches)
