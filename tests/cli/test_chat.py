@@ -154,6 +154,15 @@ def test_a_server_of_another_kind_is_an_error(monkeypatch, event):
         UrlBackend("http://host", "m", None).answer([], "max", SamplingParams(), Heard())
 
 
+@pytest.fixture
+def interruptible():
+    """Tests that a shell has started in the background ignore SIGINT; these need it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("kind", ["local", "url"])
 def test_an_interrupted_answer_frees_its_request(kind, request, serve):
     if kind == "url":

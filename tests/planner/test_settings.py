@@ -41,7 +41,7 @@ def test_perilune_gives_the_asked_requests_their_place_with_these_options(k31, n
         groups(k31),
         model_dtype=values["--dtype"],
         max_position_embeddings=k31.max_position_embeddings,
-        available_bytes=0,
+        available_bytes=config.cache_bytes,
     )
     assert cache.max_model_len == question.context
     assert cache.num_slots == question.concurrency
