@@ -72,7 +72,7 @@ class Conversation:
     def run(self) -> None:
         """Until the input ends or /quit. With input that is no terminal, the first error ends it too."""
         if self._is_interactive:
-            self._screen.note(HELP)
+            self._screen.note(f"thinking is {'on' if self._is_thinking else 'off'}; {HELP}")
         for line in self._lines():
             if line.startswith("/"):
                 if line == "/quit":
@@ -106,6 +106,8 @@ class Conversation:
         elif line in ("/think on", "/think off"):
             self._is_thinking = line.endswith("on")
             self._screen.note(f"thinking is {'on' if self._is_thinking else 'off'}")
+        elif line == "/help":
+            self._screen.note(HELP)
         else:
             self._screen.note(f"there is no command {line}: {HELP}")
 

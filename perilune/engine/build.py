@@ -30,6 +30,7 @@ def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
 
     Raises CheckpointError, ConfigError, BackendError or CapacityError.
     """
+    load_model_config(checkpoint)  # a wrong directory is best explained by its missing config.json
     tokenizer = Tokenizer.load(checkpoint)
     return assemble_engine(load_model(checkpoint, config), tokenizer, config)
 
