@@ -58,7 +58,9 @@ def verify_logits(
     parse_mode(mode, 1)
     config = load_model_config(checkpoint)
     golden = read_golden(golden_file, config)
-    model = build_model(config, load_state(checkpoint, config), eps or NormEps(), getattr(torch, dtype))
+    model = build_model(
+        config, load_state(checkpoint, config, check_scales=True), eps or NormEps(), getattr(torch, dtype)
+    )
     ours_TV = replay_logits(model, golden.token_ids, mode)
     broken = (~ours_TV.isfinite().all(dim=-1)).nonzero().flatten()
     if len(broken):
