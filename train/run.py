@@ -61,7 +61,7 @@ STAGES = (
     Stage(0.7, {"dictionary": 0.26, "sums": 0.42, "recall": 0.30, "talk": 0.02}, Drill(share=0.8, most=8)),
     Stage(0.78, {"dictionary": 0.42, "sums": 0.22, "recall": 0.34, "talk": 0.02}, Drill(share=0.6, most=8)),
     Stage(0.9, {"dictionary": 0.28, "sums": 0.16, "recall": 0.54, "talk": 0.02}, Drill(share=0.6, most=8)),
-    Stage(1.0, {"dictionary": 0.55, "sums": 0.13, "recall": 0.30, "talk": 0.02}, Drill(), thinking_share=0.6),
+    Stage(1.0, {"dictionary": 0.64, "sums": 0.12, "recall": 0.22, "talk": 0.02}, Drill(), thinking_share=0.8),
 )
 
 
