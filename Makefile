@@ -11,7 +11,9 @@ setup: $(VENV)/.installed
 
 setup-dev: $(VENV)/.installed-dev
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+NATIVE = $(wildcard native/CMakeLists.txt native/*.cpp native/include/* native/src/* native/src/*/*)
+
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install -q -c constraints.txt $(PIP_FLAGS) -e .
 	touch $@

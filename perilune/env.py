@@ -23,7 +23,8 @@ class Variable:
 
 API_KEY = Variable("PERILUNE_API_KEY", "text", "unset", "the bearer token that every request to the server must carry")
 GOLDENS = Variable("PERILUNE_GOLDENS", "directory", "../shared/golden", "where the tests look for golden checkpoints")
-VARIABLES = (API_KEY, GOLDENS)
+ISA = Variable("PERILUNE_ISA", "name", "the widest there is", "the native core's instruction set, to bisect")
+VARIABLES = (API_KEY, GOLDENS, ISA)
 
 
 def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
@@ -37,6 +38,11 @@ def api_key(environ: Mapping[str, str] = os.environ) -> str | None:
 def goldens(environ: Mapping[str, str] = os.environ) -> Path:
     """The directory of golden checkpoints; it need not exist."""
     return Path(environ.get(GOLDENS.name, GOLDENS.default))
+
+
+def isa(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The instruction set to force on the native core, or None for the widest."""
+    return environ.get(ISA.name)
 
 
 def check(environ: Mapping[str, str] = os.environ) -> None:

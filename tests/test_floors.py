@@ -17,6 +17,7 @@ TRAINING = sorted((ROOT / "train").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 FLOORS = {
+    "_native": 0,
     **dict.fromkeys(["errors", "env", "platform", "config"], 1),
     "ops": 2,
     **dict.fromkeys(["cache", "checkpoint", "parallel"], 3),
@@ -33,7 +34,7 @@ SIDEWAYS |= {("speculative", "sampling")}
 # What the server may know of the engine: the client and the messages that cross it.
 SERVER_MAY_USE = ("engine.client", "engine.request", "engine.stats", "sampling.params", "sampling.logprobs")
 SERVER_MAY_USE += ("text", "errors", "env", "config", "server")
-OPS_MAY_USE = ("ops", "errors", "platform")
+OPS_MAY_USE = ("ops", "errors", "platform", "env", "_native")
 PLANNER_MAY_USE = ("planner", "config", "models.accounting", "cache.spec", "checkpoint.names", "errors", "platform")
 MODELS_MAY_NOT_USE = ("env", "config.engine", "platform")
 
@@ -93,6 +94,8 @@ def floor_violations(module: str, source: str) -> list[str]:
         other = target.split(".")[0]
         if other not in FLOORS:
             reason = None if top in ("cli", "train") else "only the top floor may import the package's root"
+        elif other == "_native" and module != "ops._native":
+            reason = "the compiled core is reached through ops._native only"
         elif other != top and FLOORS[other] >= FLOORS.get(top, 9) and (top, other) not in SIDEWAYS:
             reason = "imports go down only"
         elif top == "server" and not is_below(target, SERVER_MAY_USE):
@@ -166,6 +169,7 @@ def test_imports_go_down_and_cross_no_wall():
         ("ops.kda", "from perilune.config.model import ModelConfig"),
         ("models.kda", "def f():\n    from perilune.config.engine import EngineConfig"),
         ("models.kda", "import perilune.env"),
+        ("ops.kda.native", "from perilune import _native"),
         ("server.app", "from perilune.engine.core import EngineCore"),
         ("server.app", "from perilune.engine import core"),
         ("server.app", "from perilune.models.model import KimiModel"),

@@ -60,7 +60,7 @@ class Op(Generic[P, R]):
     def __init__(self, name: str, reference: Callable[P, R], key: Callable[P, OpKey]):
         self.name = name
         self.reference = reference
-        self._key = key
+        self.key = key
         self._implementations: dict[str, Implementation[P, R]] = {
             "reference": Implementation("reference", reference, lambda _: None)
         }
@@ -71,7 +71,7 @@ class Op(Generic[P, R]):
         _OPS[name] = self
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        key = self._key(*args, **kwargs)
+        key = self.key(*args, **kwargs)
         call = self._resolved.get(key)
         if call is None:
             call = self._resolved[key] = self._choose(key).call
@@ -83,6 +83,10 @@ class Op(Generic[P, R]):
             raise AssertionError(f"op {self.name}: backend {backend} is unknown or registered twice")
         self._implementations[backend] = Implementation(backend, call, supports)
         self._resolved.clear()
+
+    def implementation(self, backend: str) -> Implementation[P, R] | None:
+        """A backend's implementation, or None where the op has none by it."""
+        return self._implementations.get(backend)
 
     def force(self, backend: str | None) -> None:
         """Lets only `backend` serve this op (None lifts it). Raises BackendError where the op has no such backend."""

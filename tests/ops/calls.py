@@ -34,10 +34,10 @@ def copied(value):
     return type(value)(*map(copied, value)) if isinstance(value, tuple) else value
 
 
-def call(op_name, arguments):
-    """The op's result on copies of the arguments, and those copies as the op left them."""
+def call(op_name, arguments, implementation=None):
+    """The reference's result on copies of the arguments, and those copies as it left them; or another's."""
     own = tuple(copied(value) for value in arguments)
-    return getattr(ops, op_name)(*own), own
+    return (implementation or getattr(ops, op_name).reference)(*own), own
 
 
 def assert_close(expected, found, tolerance):

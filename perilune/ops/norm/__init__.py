@@ -6,7 +6,8 @@ gated_rms_norm(x, weight, gate, eps): x [..., D], weight [D] f32, gate [..., D];
 layer_norm(x, weight, bias, eps): mean-subtracting, biased variance; result stays float32.
 """
 
-from perilune.ops.norm import reference
+from perilune.ops._native import register
+from perilune.ops.norm import native, reference
 from perilune.ops.registry import Op, tensor_key
 
 rms_norm = Op("rms_norm", reference.rms_norm, key=lambda x, weight, eps: tensor_key(x, weight, sizes=weight.shape))
@@ -18,3 +19,5 @@ gated_rms_norm = Op(
 layer_norm = Op(
     "layer_norm", reference.layer_norm, key=lambda x, weight, bias, eps: tensor_key(x, weight, sizes=weight.shape)
 )
+
+register(rms_norm, native.rms_norm, native.supports_rms_norm)

@@ -1,0 +1,181 @@
+// The Python face of the core: integer addresses and sizes in, nothing out. Knows no torch.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "perilune.h"
+
+namespace nb = nanobind;
+using namespace perilune;
+
+namespace {
+
+using Address = uintptr_t;
+using Int = int64_t;
+
+template <typename T = void>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+template <typename T = void>
+const T* from(Address address) {
+  return reinterpret_cast<const T*>(address);
+}
+Type type_of(int code) { return static_cast<Type>(code); }
+
+using MatrixTuple = std::tuple<Address, Address, Int, Int, int>;  // data, scales, rows, columns, type
+Matrix matrix(const MatrixTuple& given) {
+  const auto& [data, scales, rows, columns, type] = given;
+  return {from(data), from(scales), rows, columns, type_of(type)};
+}
+
+using SequencesTuple = std::tuple<Address, Address, Int>;  // cu_seqlens, slots, count
+Sequences sequences(const SequencesTuple& given) {
+  const auto& [cu_seqlens, slots, count] = given;
+  return {from<int64_t>(cu_seqlens), from<int64_t>(slots), count};
+}
+
+using PagesTuple = std::tuple<Address, Int, Int, Address, Int, Address>;
+Pages pages(const PagesTuple& given) {
+  const auto& [pool, row_bytes, block_size, table, table_width, seq_lens] = given;
+  return {from(pool), row_bytes, block_size, from<int64_t>(table), table_width, from<int64_t>(seq_lens)};
+}
+
+std::vector<std::string> isas() {
+  std::vector<std::string> names;
+  for (const char* const* name = available_isas(); *name != nullptr; ++name) names.emplace_back(*name);
+  return names;
+}
+
+void linear(Address x, int type, Int tokens, const std::vector<MatrixTuple>& weights, const std::vector<Address>& y,
+            bool int8_activations) {
+  std::vector<Matrix> matrices;
+  std::vector<void*> outputs;
+  for (const MatrixTuple& weight : weights) matrices.push_back(matrix(weight));
+  for (Address output : y) outputs.push_back(at(output));
+  if (matrices.size() != outputs.size()) throw std::invalid_argument("linear: one output per weight");
+  kernels().linear({from(x), type_of(type), tokens, matrices.data(), outputs.data(),
+                    static_cast<Int>(matrices.size()), int8_activations});
+}
+
+void moe_route(Address x, int type, Int tokens, const MatrixTuple& weight, Address bias, Int chosen, bool renormalize,
+               float scaling, Address ids, Address weights) {
+  kernels().moe_route({from(x), type_of(type), tokens, matrix(weight), from<float>(bias), chosen, renormalize, scaling,
+                       at<int64_t>(ids), at<float>(weights)});
+}
+
+void moe_experts(Address x, int type, Int tokens, Address ids, Address weights, Int chosen, Address addresses,
+                 Int num_experts, Int latent, Int inner, int weight_type, float beta, float linear_beta, Address y,
+                 bool int8_activations) {
+  kernels().moe_experts({from(x), type_of(type), tokens, from<int64_t>(ids), from<float>(weights), chosen,
+                         from<int64_t>(addresses), num_experts, latent, inner, type_of(weight_type), beta, linear_beta,
+                         at(y), int8_activations});
+}
+
+void situ(Address gate, Address up, int type, Int count, float beta, float linear_beta, Address y) {
+  kernels().situ({from(gate), from(up), type_of(type), count, beta, linear_beta, at(y)});
+}
+
+void rms_norm(Address x, int type, Int rows, Int columns, Int stride, Address weight, int weight_type, float eps,
+              Address y) {
+  kernels().rms_norm({from(x), type_of(type), rows, columns, stride, from(weight), type_of(weight_type), eps, at(y)});
+}
+
+void gated_rms_norm(Address x, Address gate, int type, Int rows, Int columns, Address weight, float eps, Address y) {
+  kernels().gated_rms_norm({from(x), from(gate), type_of(type), rows, columns, from<float>(weight), eps, at(y)});
+}
+
+void layer_norm(Address x, int type, Int rows, Int columns, Address weight, Address bias, int weight_type, float eps,
+                Address y) {
+  kernels().layer_norm(
+      {from(x), type_of(type), rows, columns, from(weight), from(bias), type_of(weight_type), eps, at<float>(y)});
+}
+
+void attn_res_mix(const std::vector<Address>& candidates, int type, Int tokens, Int columns, Address query,
+                  Address norm_weight, int weight_type, float eps, Address y) {
+  std::vector<const void*> pointers;
+  for (Address candidate : candidates) pointers.push_back(from(candidate));
+  kernels().attn_res_mix({pointers.data(), static_cast<Int>(pointers.size()), type_of(type), tokens, columns,
+                          from<float>(query), from(norm_weight), type_of(weight_type), eps, at(y)});
+}
+
+void short_conv(Address x, int type, Int channels, Int taps, Int stride, Address weight, Address state, int state_type,
+                const SequencesTuple& sequences_given, Address y) {
+  kernels().short_conv({from(x), type_of(type), channels, taps, stride, from<float>(weight), at(state),
+                        type_of(state_type), sequences(sequences_given), at(y)});
+}
+
+void kda_decay(Address z, int type, Int tokens, Int heads, Int width, Address a_log, Address dt_bias,
+               float lower_bound, Address g) {
+  kernels().kda_decay({from(z), type_of(type), tokens, heads, width, from<float>(a_log), from<float>(dt_bias),
+                       lower_bound, at<float>(g)});
+}
+
+template <void (*Kernels::*kernel)(const KdaArgs&)>
+void kda(Address q, Address k, Address v, int type, Int heads, Int width, Int q_stride, Int k_stride, Int v_stride,
+         Address g, Address beta, float l2_eps, Address state, const SequencesTuple& sequences_given, Address o) {
+  (kernels().*kernel)({from(q), from(k), from(v), type_of(type), heads, width, q_stride, k_stride, v_stride,
+                       from<float>(g), from<float>(beta), l2_eps, at<float>(state), sequences(sequences_given), at(o)});
+}
+
+void kda_mix(Address q, Address k, Address v, Address z, Address beta, Address gate, int type, Int heads, Int width,
+             Int taps, Address q_conv, Address k_conv, Address v_conv, Address a_log, Address dt_bias,
+             Address norm_weight, float lower_bound, float l2_eps, float norm_eps, Address state, Address conv_state,
+             int conv_type, const SequencesTuple& sequences_given, Address o) {
+  kernels().kda_mix({from(q), from(k), from(v), from(z), from(beta), from(gate), type_of(type), heads, width, taps,
+                     from<float>(q_conv), from<float>(k_conv), from<float>(v_conv), from<float>(a_log),
+                     from<float>(dt_bias), from<float>(norm_weight), lower_bound, l2_eps, norm_eps, at<float>(state),
+                     at(conv_state), type_of(conv_type), sequences(sequences_given), at(o)});
+}
+
+template <void (*Kernels::*kernel)(const MlaArgs&)>
+void mla(Address q, int type, Int q_stride, const PagesTuple& pages_given, int row_type,
+         const SequencesTuple& sequences_given, Address w_uk, Address w_uv, int weight_type, Int uk_stride,
+         Int uv_stride, Int heads, Int key, Int shared, Int latent, Int value, float scale, Address selected,
+         Int num_selected, Address o) {
+  (kernels().*kernel)({from(q), type_of(type), q_stride, pages(pages_given), type_of(row_type),
+                       sequences(sequences_given), from(w_uk), from(w_uv), type_of(weight_type), uk_stride, uv_stride,
+                       heads, key, shared, latent, value, scale, from<int64_t>(selected), num_selected, at(o)});
+}
+
+void indexer_topk(Address q, int type, Address weights, const PagesTuple& pages_given, int key_type,
+                  const SequencesTuple& sequences_given, Int heads, Int width, Int topk, Address selected) {
+  kernels().indexer_topk({from(q), type_of(type), from<float>(weights), pages(pages_given), type_of(key_type),
+                          sequences(sequences_given), heads, width, topk, at<int64_t>(selected)});
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The native core: see native/include/perilune.h for what each function does.";
+  // Every kernel runs without the interpreter lock: it touches no Python object.
+  const auto free = nb::call_guard<nb::gil_scoped_release>();
+  m.def("isa", [] { return std::string(kernels().isa); });
+  m.def("available_isas", isas);
+  m.def("use_isa", [](const std::string& name) { return use_isa(name.c_str()); });
+  m.def("num_threads", num_threads);
+  m.def("set_num_threads", set_num_threads, free);
+  m.def("read_bandwidth", read_bandwidth, free);
+  m.def("linear", linear, free);
+  m.def("moe_route", moe_route, free);
+  m.def("moe_experts", moe_experts, free);
+  m.def("situ", situ, free);
+  m.def("rms_norm", rms_norm, free);
+  m.def("gated_rms_norm", gated_rms_norm, free);
+  m.def("layer_norm", layer_norm, free);
+  m.def("attn_res_mix", attn_res_mix, free);
+  m.def("short_conv", short_conv, free);
+  m.def("kda_decay", kda_decay, free);
+  m.def("kda_recurrent", kda<&Kernels::kda_recurrent>, free);
+  m.def("kda_chunk", kda<&Kernels::kda_chunk>, free);
+  m.def("kda_mix", kda_mix, free);
+  m.def("mla_prefill", mla<&Kernels::mla_prefill>, free);
+  m.def("mla_decode", mla<&Kernels::mla_decode>, free);
+  m.def("indexer_topk", indexer_topk, free);
+}

@@ -1,0 +1,329 @@
+// The whole surface of the native core: element types, thread pool, kernel table, this machine's ceilings.
+//
+// The core knows neither Python nor torch. Kernels take plain structs of pointers and sizes; pointers are to arrays that
+// are contiguous unless a stride is named, counts are in elements unless the name ends in _bytes. Every kernel divides
+// its work over the pool itself and returns when all of it is done. A row's result depends on that row alone: the order
+// of every sum is fixed by the sizes of one row, never by how many rows a call has or how work was divided.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace perilune {
+
+// i8 and f8 (E4M3 with NaN, no infinity) carry one float scale per output row; mxfp4 is E2M1 pairs, low nibble first,
+// with one E8M0 scale byte per 32 columns.
+enum class Type : int { f32 = 0, bf16 = 1, i8 = 2, f8 = 3, mxfp4 = 4 };
+
+// Bytes of `count` elements.
+constexpr int64_t type_bytes(Type type, int64_t count) {
+  switch (type) {
+    case Type::f32: return 4 * count;
+    case Type::bf16: return 2 * count;
+    case Type::mxfp4: return count / 2;
+    default: return count;
+  }
+}
+
+// ---- threads ------------------------------------------------------------------------------------------------------
+
+// One pool for the process. Chunks are taken from a counter, so a thread that lost its processor delays only the chunk
+// it holds. Workers spin for a short, bounded time and then sleep. A child of fork() starts its own workers when needed.
+using ChunkFunction = void (*)(void* context, int64_t chunk);
+void set_num_threads(int count);  // 0: one per processor this process may use
+int num_threads();
+void run_chunks(int64_t num_chunks, ChunkFunction function, void* context);
+
+// Calls body(chunk) for every chunk in [0, num_chunks), in any order and on any thread; nested calls run in place.
+template <typename Body>
+void parallel(int64_t num_chunks, const Body& body) {
+  run_chunks(num_chunks, [](void* context, int64_t chunk) { (*static_cast<const Body*>(context))(chunk); },
+             const_cast<Body*>(&body));
+}
+
+// Scratch memory of the calling thread, 64-byte aligned, given back when the Scratch goes out of scope. Scopes nest.
+// Memory that one thread took may be read and written by chunks of its own parallel region.
+class Scratch {
+ public:
+  Scratch();
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  void* take_bytes(int64_t bytes);
+  template <typename T>
+  T* take(int64_t count) {
+    return static_cast<T*>(take_bytes(count * static_cast<int64_t>(sizeof(T))));
+  }
+
+ private:
+  size_t block_, used_;
+};
+
+// ---- arguments of the kernels -------------------------------------------------------------------------------------
+
+// A weight [rows, columns] as it lies in the checkpoint, or as online quantisation made it.
+// `scales`: null for f32 and bf16; float [rows] for i8 and f8; E8M0 bytes [rows, columns / 32] for mxfp4.
+struct Matrix {
+  const void* data;
+  const void* scales;
+  int64_t rows, columns;
+  Type type;
+};
+
+// y[i] [tokens, weights[i].rows] = x [tokens, columns] weights[i]^T for `count` matrices that read the same x.
+// x and y are f32 or bf16, both `type`. With `int8_activations` x is quantised per 32 columns first
+// (scale = absmax / 127, rounded to nearest even), for i8 and mxfp4 weights; other weights ignore it.
+struct LinearArgs {
+  const void* x;
+  Type type;
+  int64_t tokens;
+  const Matrix* weights;
+  void* const* y;
+  int64_t count;
+  bool int8_activations;
+};
+
+// Sigmoid router, wholly in float32: ids [tokens, chosen] and weights [tokens, chosen] of the largest scores + bias,
+// in descending order, ties to the lower id; weight = score (/ sum over the chosen + 1e-20) * scaling.
+struct RouteArgs {
+  const void* x;  // [tokens, columns]
+  Type type;
+  int64_t tokens;
+  Matrix weight;  // [experts, columns], f32 or bf16
+  const float* bias;
+  int64_t chosen;
+  bool renormalize;
+  float scaling;
+  int64_t* ids;
+  float* weights;
+};
+
+// y [tokens, latent] = sum over the chosen experts of weight * w2 situ(w1 x, w3 x). w1, w3 [inner, latent],
+// w2 [latent, inner]; situ's result and each expert's output are rounded to `type`, their weighted sum is float32 in the
+// order of `ids`.
+struct ExpertsArgs {
+  const void* x;
+  Type type;
+  int64_t tokens;
+  const int64_t* ids;    // [tokens, chosen]
+  const float* weights;  // [tokens, chosen]
+  int64_t chosen;
+  const int64_t* addresses;  // [experts, 6]: data and scales of w1, w3, w2 (scales 0 where the type has none)
+  int64_t num_experts, latent, inner;
+  Type weight_type;  // f32, bf16 or mxfp4
+  float beta, linear_beta;
+  void* y;
+  bool int8_activations;
+};
+
+// y = beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta), `count` elements.
+struct SituArgs {
+  const void* gate;
+  const void* up;
+  Type type;
+  int64_t count;
+  float beta, linear_beta;
+  void* y;
+};
+
+// y = rms(x) rounded to `type`, times weight; x [rows, columns] with `stride` elements from row to row.
+struct RmsNormArgs {
+  const void* x;
+  Type type;
+  int64_t rows, columns, stride;
+  const void* weight;
+  Type weight_type;
+  float eps;
+  void* y;
+};
+
+// y = rms(x) * weight * sigmoid(gate), float32 inside; x, gate, y [rows, columns] of `type`.
+struct GatedRmsNormArgs {
+  const void* x;
+  const void* gate;
+  Type type;
+  int64_t rows, columns;
+  const float* weight;
+  float eps;
+  void* y;
+};
+
+// y float32 [rows, columns] = LayerNorm(x) with biased variance; bias may be null.
+struct LayerNormArgs {
+  const void* x;
+  Type type;
+  int64_t rows, columns;
+  const void* weight;
+  const void* bias;
+  Type weight_type;
+  float eps;
+  float* y;
+};
+
+// y [tokens, columns] = rms(mix of the candidates) * norm weight, see ops/attn_res. A single candidate is its own mix.
+struct AttnResArgs {
+  const void* const* candidates;  // count pointers to [tokens, columns]
+  int64_t count;
+  Type type;
+  int64_t tokens, columns;
+  const float* query;  // [columns]
+  const void* norm_weight;
+  Type weight_type;
+  float eps;
+  void* y;
+};
+
+// Sequences of a call: tokens cu_seqlens[n] .. cu_seqlens[n + 1] belong to sequence n, whose state seat is slots[n].
+struct Sequences {
+  const int64_t* cu_seqlens;  // [count + 1]
+  const int64_t* slots;       // [count]
+  int64_t count;
+};
+
+// y_t = SiLU(sum_j weight[:, j] x_{t-K+1+j}); x rows are `stride` apart, y is contiguous.
+// state [slots, taps - 1, channels] of `state_type` is read and replaced, or null.
+struct ConvArgs {
+  const void* x;
+  Type type;
+  int64_t channels, taps, stride;
+  const float* weight;  // [channels, taps]
+  void* state;
+  Type state_type;
+  Sequences sequences;
+  void* y;
+};
+
+// g = lower_bound * sigmoid(exp(a_log[h]) (z + dt_bias)); z [tokens, heads, width] -> g float32.
+struct DecayArgs {
+  const void* z;
+  Type type;
+  int64_t tokens, heads, width;
+  const float* a_log;
+  const float* dt_bias;  // [heads, width]
+  float lower_bound;
+  float* g;
+};
+
+// The gated delta rule. q, k, v [tokens, heads, width] with their own strides from token to token; g float32 of the
+// same shape, beta float32 [tokens, heads], both contiguous. state float32 [slots, heads, width(key), width(value)] is
+// read and replaced, or null for a zero state that is not kept. o [tokens, heads, width] of `type`.
+struct KdaArgs {
+  const void* q;
+  const void* k;
+  const void* v;
+  Type type;
+  int64_t heads, width;
+  int64_t q_stride, k_stride, v_stride;
+  const float* g;
+  const float* beta;
+  float l2_eps;
+  float* state;
+  Sequences sequences;
+  void* o;
+};
+
+// Everything of a KDA layer between its projections: convolution and SiLU of q, k, v; L2 norm; decay; beta; the gated
+// delta rule (token by token for sequences of one token, in chunks else); gated norm.
+struct KdaMixArgs {
+  const void* q;  // [tokens, heads * width], before the convolution
+  const void* k;
+  const void* v;
+  const void* z;     // decay logits [tokens, heads * width]
+  const void* beta;  // beta logits [tokens, heads]
+  const void* gate;  // [tokens, heads * width]
+  Type type;
+  int64_t heads, width, taps;
+  const float* q_conv;  // [heads * width, taps]
+  const float* k_conv;
+  const float* v_conv;
+  const float* a_log;    // [heads]
+  const float* dt_bias;  // [heads, width]
+  const float* norm_weight;  // [width]
+  float lower_bound, l2_eps, norm_eps;
+  float* state;       // [slots, heads, width, width] or null
+  void* conv_state;   // [slots, taps - 1, 3 * heads * width] of conv_type, streams q, k, v side by side; or null
+  Type conv_type;
+  Sequences sequences;
+  void* o;  // [tokens, heads * width]
+};
+
+// Paged rows of a call's sequences. Row r of sequence n lies in block table[n, r / block_size], at r % block_size.
+struct Pages {
+  const void* pool;  // [blocks, block_size, row]
+  int64_t row_bytes;
+  int64_t block_size;
+  const int64_t* table;  // [count, table_width]
+  int64_t table_width;
+  const int64_t* seq_lens;  // [count], rows of each sequence, those of this call included
+};
+
+// Latent attention, see ops/mla. w_uk [heads, key, latent], w_uv [heads, value, latent] with their own strides from head
+// to head. selected [tokens, num_selected] holds positions, -1 for none, or is null for every visible row.
+struct MlaArgs {
+  const void* q;  // [tokens, heads, key + shared], `q_stride` from token to token
+  Type type;
+  int64_t q_stride;
+  Pages pages;  // rows [latent | shared] of row_type
+  Type row_type;
+  Sequences sequences;
+  const void* w_uk;
+  const void* w_uv;
+  Type weight_type;
+  int64_t uk_stride, uv_stride;
+  int64_t heads, key, shared, latent, value;
+  float scale;
+  const int64_t* selected;
+  int64_t num_selected;
+  void* o;  // [tokens, heads, value]
+};
+
+// The lightning indexer, see ops/indexer: selected [tokens, topk], ties to the lower position, -1 fills the rest.
+struct IndexerArgs {
+  const void* q;  // [tokens, heads, width]
+  Type type;
+  const float* weights;  // [tokens, heads]
+  Pages pages;           // keys [width] of key_type
+  Type key_type;
+  Sequences sequences;
+  int64_t heads, width, topk;
+  int64_t* selected;
+};
+
+// ---- the kernel table -----------------------------------------------------------------------------------------------
+
+struct Kernels {
+  const char* isa;
+  void (*linear)(const LinearArgs&);
+  void (*moe_route)(const RouteArgs&);
+  void (*moe_experts)(const ExpertsArgs&);
+  void (*situ)(const SituArgs&);
+  void (*rms_norm)(const RmsNormArgs&);
+  void (*gated_rms_norm)(const GatedRmsNormArgs&);
+  void (*layer_norm)(const LayerNormArgs&);
+  void (*attn_res_mix)(const AttnResArgs&);
+  void (*short_conv)(const ConvArgs&);
+  void (*kda_decay)(const DecayArgs&);
+  void (*kda_recurrent)(const KdaArgs&);
+  void (*kda_chunk)(const KdaArgs&);
+  void (*kda_mix)(const KdaMixArgs&);
+  void (*mla_prefill)(const MlaArgs&);
+  void (*mla_decode)(const MlaArgs&);
+  void (*indexer_topk)(const IndexerArgs&);
+};
+
+// The table in use. The first call picks the widest instruction set that the processor has.
+const Kernels& kernels();
+// Uses the named instruction set from now on ("baseline", "avx2", "avx512"); false where the processor lacks it.
+bool use_isa(const char* name);
+// Names of the instruction sets this processor can run, narrowest first, null at the end.
+const char* const* available_isas();
+
+// ---- what this machine can do at most -------------------------------------------------------------------------------
+
+// Bytes per second that all threads read together, one sequential stream each, from `bytes` of fresh memory.
+double read_bandwidth(int64_t bytes, int repeats);
+// Multiply-add operations per second, counted as two each, of all threads in registers: float32, bfloat16 pairs, int8.
+// Zero where the instruction set has no such product.
+double dot_rate(Type type, double seconds);
+
+}  // namespace perilune

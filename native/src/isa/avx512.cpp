@@ -1,0 +1,4 @@
+#define PERILUNE_ISA avx512
+#include "simd/avx512.h"
+
+#include "kernels/table.h"

@@ -1,0 +1,4 @@
+#define PERILUNE_ISA baseline
+#include "simd/baseline.h"
+
+#include "kernels/table.h"

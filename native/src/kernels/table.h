@@ -1,0 +1,29 @@
+// The kernel table of one instruction set. Included once by each src/isa/*.cpp, after its simd header.
+#pragma once
+
+#include "kernels/norm.h"
+
+namespace perilune::PERILUNE_ISA {
+
+extern const Kernels table;
+const Kernels table = {
+    /* isa */ kIsa,
+    /* linear */ nullptr,
+    /* moe_route */ nullptr,
+    /* moe_experts */ nullptr,
+    /* situ */ situ,
+    /* rms_norm */ rms_norm,
+    /* gated_rms_norm */ nullptr,
+    /* layer_norm */ nullptr,
+    /* attn_res_mix */ nullptr,
+    /* short_conv */ nullptr,
+    /* kda_decay */ nullptr,
+    /* kda_recurrent */ nullptr,
+    /* kda_chunk */ nullptr,
+    /* kda_mix */ nullptr,
+    /* mla_prefill */ nullptr,
+    /* mla_decode */ nullptr,
+    /* indexer_topk */ nullptr,
+};
+
+}  // namespace perilune::PERILUNE_ISA
