@@ -6,7 +6,7 @@ look-up. `explain` prints every candidate with its reason, so that nothing optio
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
@@ -19,9 +19,11 @@ R = TypeVar("R")
 BACKEND_ORDER = ("triton", "native", "inductor", "reference")
 
 
-@dataclass(frozen=True)
-class OpKey:
-    """What an implementation may base its refusal on: device, dtypes, static sizes, need of a gradient."""
+class OpKey(NamedTuple):
+    """What an implementation may base its refusal on: device, dtypes, static sizes, need of a gradient.
+
+    A tuple, because one is made and looked up at every call of an op.
+    """
 
     device: str
     dtypes: tuple[torch.dtype, ...]
@@ -31,9 +33,15 @@ class OpKey:
 
 def tensor_key(*tensors: torch.Tensor | None, sizes: Iterable[int] = ()) -> OpKey:
     """Builds the key of a call from its tensors; `None` stands for an absent optional tensor."""
-    present = [tensor for tensor in tensors if tensor is not None]
-    needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in present)
-    return OpKey(present[0].device.type, tuple(tensor.dtype for tensor in present), tuple(sizes), needs_grad)
+    dtypes, needs_grad, may_need_grad = [], False, torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None:
+            dtypes.append(tensor.dtype)
+            needs_grad = needs_grad or (may_need_grad and tensor.requires_grad)
+    first = tensors[0]
+    assert first is not None, "the first tensor tells the device"
+    device = "cpu" if first.is_cpu else first.device.type
+    return OpKey(device, tuple(dtypes), tuple(sizes), needs_grad)
 
 
 @dataclass(frozen=True)
