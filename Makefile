@@ -5,7 +5,7 @@ TORCH_INDEX ?=
 PIP_FLAGS = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 ARGS ?=
 
-.PHONY: setup setup-dev serve chat test lint clean
+.PHONY: setup setup-dev native serve chat test lint clean
 
 setup: $(VENV)/.installed
 
@@ -21,6 +21,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(VENV)/bin/pip install -q -c constraints.txt $(PIP_FLAGS) -e '.[dev]'
 	touch $@
+
+# Builds the core again after a change of native/; seconds, where a reinstall takes most of a minute.
+native:
+	$(VENV)/bin/pip install -q --no-build-isolation --no-deps -e .
+	touch $(VENV)/.installed $(VENV)/.installed-dev
 
 serve: setup
 	$(VENV)/bin/perilune serve $(ARGS)
