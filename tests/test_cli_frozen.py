@@ -25,6 +25,7 @@ OPTIONS = {
     ],
     "perilune render": ["REQUEST", "--json", "--tokenizer"],
     "perilune verify": [],
+    "perilune verify ops": ["--backend", "--json", "--op"],
     "perilune verify logits": ["CHECKPOINT", "--dtype", "--golden", "--json", "--mode"],
 }
 

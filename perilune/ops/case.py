@@ -66,6 +66,29 @@ def largest_error(expected: Tensor, found: Tensor) -> float:
     return float(error.nan_to_num(nan=torch.inf, posinf=torch.inf).max())
 
 
+def copied(value: Any) -> Any:
+    """The same nest of lists and tuples with every tensor cloned."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    # named tuples stay what they are
+    return tuple.__new__(type(value), map(copied, value)) if isinstance(value, tuple) else value
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Every tensor in a nest of lists and tuples, in order."""
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []
+
+
+def outcome(call: Callable[..., Any], arguments: tuple[Any, ...]) -> list[Tensor]:
+    """Every tensor that `call` returns, then every one it leaves in copies of its arguments: states change in place."""
+    own = copied(arguments)
+    return tensors_in((call(*own), own))
+
+
 @dataclass(frozen=True)
 class Layout:
     """Lengths of a batch's sequences: tokens of this call, and tokens that were there before it."""

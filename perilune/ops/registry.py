@@ -92,6 +92,11 @@ class Op(Generic[P, R]):
         self._implementations[backend] = Implementation(backend, call, supports)
         self._resolved.clear()
 
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Names of its implementations in the order they are asked, the reference last."""
+        return tuple(implementation.backend for implementation in self._ordered())
+
     def implementation(self, backend: str) -> Implementation[P, R] | None:
         """A backend's implementation, or None where the op has none by it."""
         return self._implementations.get(backend)

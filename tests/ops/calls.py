@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from perilune import ops
-from perilune.ops.case import largest_error
+from perilune.ops.case import copied, largest_error
 from perilune.ops.tables import CASE_TABLES
 
 
@@ -26,17 +25,9 @@ def case_named(op_name, name):
     return case
 
 
-def copied(value):
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, list):
-        return [copied(item) for item in value]
-    return type(value)(*map(copied, value)) if isinstance(value, tuple) else value
-
-
 def call(op_name, arguments, implementation=None):
     """The reference's result on copies of the arguments, and those copies as it left them; or another's."""
-    own = tuple(copied(value) for value in arguments)
+    own = copied(arguments)
     return (implementation or getattr(ops, op_name).reference)(*own), own
 
 
