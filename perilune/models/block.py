@@ -31,8 +31,10 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, norm_eps, dtype)
         self.self_attention_res_norm = Weight(hidden, dtype=dtype)
         self.self_attention_res_proj = Weight(1, hidden, dtype=dtype)
+        self.self_attention_res_query = MixingQuery(self.self_attention_res_norm, self.self_attention_res_proj)
         self.mlp_res_norm = Weight(hidden, dtype=dtype)
         self.mlp_res_proj = Weight(1, hidden, dtype=dtype)
+        self.mlp_res_query = MixingQuery(self.mlp_res_norm, self.mlp_res_proj)
         mixer = KimiDeltaAttention if config.is_kda(layer) else MultiHeadLatentAttention
         self.self_attn = mixer(config, eps, index, dtype)
         if experts is None:
@@ -47,20 +49,41 @@ class DecoderLayer(nn.Module):
 
     def forward(self, bank: list[Tensor], prefix: Tensor, batch: ForwardBatch) -> tuple[list[Tensor], Tensor]:
         """bank: tensors [T, D], prefix [T, D] -> the bank and prefix after this layer."""
-        x = self._mix(bank, prefix, self.self_attention_res_norm, self.self_attention_res_proj, self.input_layernorm)
+        x = self._mix(bank, prefix, self.self_attention_res_query, self.input_layernorm)
         attended = self.self_attn(x, batch)
         if self.starts_block:
             bank, prefix = [*bank, prefix], attended
         else:
             prefix = prefix + attended
-        x = self._mix(bank, prefix, self.mlp_res_norm, self.mlp_res_proj, self.post_attention_layernorm)
+        x = self._mix(bank, prefix, self.mlp_res_query, self.post_attention_layernorm)
         return bank, prefix + self.feed_forward(x)
 
-    def _mix(self, bank: list[Tensor], prefix: Tensor, norm: Weight, proj: Weight, after: RMSNorm) -> Tensor:
-        x: Tensor = ops.attn_res_mix([*bank, prefix], mixing_query(norm, proj), after.weight, self.eps)
+    def _mix(self, bank: list[Tensor], prefix: Tensor, query: "MixingQuery", after: RMSNorm) -> Tensor:
+        x: Tensor = ops.attn_res_mix([*bank, prefix], query(), after.weight, self.eps)
         return x
 
 
-def mixing_query(norm: Weight, proj: Weight) -> Tensor:
-    """The only combination of norm weight [D] and projection row [1, D] that matters: their product [D] in float32."""
-    return norm.weight.float() * proj.weight[0].float()
+class MixingQuery:
+    """The only combination of norm weight [D] and projection row [1, D] that matters: their product [D] in float32.
+
+    Kept while both are frozen; weights that are trained are multiplied at each call, so that gradients reach them.
+    """
+
+    def __init__(self, norm: Weight, proj: Weight):
+        self._norm, self._proj = norm, proj
+        self._kept: tuple[Tensor, Tensor, int, int, Tensor] | None = None
+
+    def __call__(self) -> Tensor:
+        norm, proj = self._norm.weight, self._proj.weight
+        if norm.requires_grad or proj.requires_grad:
+            return _product(norm, proj)
+        kept = self._kept
+        # loading a state exchanges the tensors or writes into them
+        if kept is None or kept[0] is not norm or kept[1] is not proj or kept[2:4] != (norm._version, proj._version):
+            with torch.inference_mode(False):  # what is kept may serve a pass with gradients
+                kept = self._kept = (norm, proj, norm._version, proj._version, _product(norm, proj))
+        return kept[4]
+
+
+def _product(norm_D: Tensor, proj_1D: Tensor) -> Tensor:
+    return norm_D.float() * proj_1D[0].float()

@@ -10,7 +10,7 @@ from perilune.cache.spec import CacheGroupSpec
 from perilune.config.model import ModelConfig, NormEps
 from perilune.errors import CheckpointError
 from perilune.models import dsa, kda, mla
-from perilune.models.block import DecoderLayer, mixing_query
+from perilune.models.block import DecoderLayer, MixingQuery
 from perilune.models.inputs import ForwardBatch
 from perilune.models.layers import Embedding, Linear, RMSNorm, Weight
 from perilune.models.moe import DenseExpert, Experts, TrainableExperts
@@ -33,6 +33,7 @@ class Backbone(nn.Module):
             seen[is_kda] += 1
         self.output_attn_res_norm = Weight(hidden, dtype=dtype)
         self.output_attn_res_proj = Weight(1, hidden, dtype=dtype)
+        self.output_attn_res_query = MixingQuery(self.output_attn_res_norm, self.output_attn_res_proj)
         self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
@@ -42,8 +43,7 @@ class Backbone(nn.Module):
         for layer in self.layers:
             bank, prefix = layer(bank, prefix, batch)
         wanted = [candidate[batch.logits_rows] for candidate in (*bank, prefix)]
-        query = mixing_query(self.output_attn_res_norm, self.output_attn_res_proj)
-        x: Tensor = ops.attn_res_mix(wanted, query, self.norm.weight, self.eps)
+        x: Tensor = ops.attn_res_mix(wanted, self.output_attn_res_query(), self.norm.weight, self.eps)
         return x
 
 

@@ -6,8 +6,9 @@ from torch import nn
 
 from perilune import ops
 from perilune.config.model import NormEps
-from perilune.models.block import DecoderLayer, mixing_query
+from perilune.models.block import DecoderLayer, MixingQuery
 from perilune.models.inputs import ForwardBatch
+from perilune.models.layers import Weight
 from perilune.models.model import Backbone
 
 
@@ -42,7 +43,7 @@ def tensors(count):
 
 
 def mixed(layer, candidates, which):
-    query = mixing_query(getattr(layer, f"{which}_res_norm"), getattr(layer, f"{which}_res_proj"))
+    query = getattr(layer, f"{which}_res_norm").weight * getattr(layer, f"{which}_res_proj").weight[0]
     norm = layer.input_layernorm if which == "self_attention" else layer.post_attention_layernorm
     return ops.attn_res_mix(candidates, query, norm.weight, 1e-5)
 
@@ -102,3 +103,39 @@ def test_the_released_depth_mixes_one_to_nine_candidates(config, monkeypatch):
     expected = [count for layer in range(93) for count in (banked[layer] + 1, layer // 12 + 2)]
     assert counts == [*expected, 9]
     assert (counts[0], counts[1]) == (1, 2)
+
+
+@pytest.fixture
+def query():
+    norm, proj = Weight(8, dtype=torch.float32), Weight(1, 8, dtype=torch.float32)
+    for weight in (norm, proj):
+        nn.init.normal_(weight.weight)
+    return MixingQuery(norm, proj)
+
+
+def test_gradients_flow_through_the_query_of_trained_weights(query):
+    norm, proj = query._norm.weight, query._proj.weight
+    query().sum().backward()
+    assert torch.equal(norm.grad, proj[0])
+    assert torch.equal(proj.grad[0], norm)
+
+
+def test_trained_weights_are_multiplied_anew_after_a_step(query):
+    with torch.no_grad():
+        before = query()
+        query._norm.weight += 1
+        assert not torch.equal(query(), before)
+        assert torch.equal(query(), query._norm.weight * query._proj.weight[0])
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_frozen_weights_are_multiplied_once_until_others_are_loaded(query, assign):
+    for weight in (query._norm, query._proj):
+        weight.requires_grad_(False)
+    with torch.inference_mode():
+        before = query()
+        assert query() is before
+    assert not before.is_inference()
+    query._norm.load_state_dict({"weight": torch.arange(8.0)}, assign=assign)
+    query._norm.requires_grad_(False)
+    assert torch.equal(query(), torch.arange(8.0) * query._proj.weight[0])

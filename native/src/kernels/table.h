@@ -1,6 +1,7 @@
 // The kernel table of one instruction set. Included once by each src/isa/*.cpp, after its simd header.
 #pragma once
 
+#include "kernels/attn_res.h"
 #include "kernels/norm.h"
 
 namespace perilune::PERILUNE_ISA {
@@ -15,7 +16,7 @@ const Kernels table = {
     /* rms_norm */ rms_norm,
     /* gated_rms_norm */ nullptr,
     /* layer_norm */ nullptr,
-    /* attn_res_mix */ nullptr,
+    /* attn_res_mix */ attn_res_mix,
     /* short_conv */ nullptr,
     /* kda_decay */ nullptr,
     /* kda_recurrent */ nullptr,

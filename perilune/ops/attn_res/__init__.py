@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from perilune.ops.attn_res import reference
+from perilune.ops._native import register
+from perilune.ops.attn_res import native, reference
 from perilune.ops.registry import Op, OpKey, tensor_key
 
 
@@ -20,3 +21,5 @@ def _key(candidates: Sequence[Tensor], query: Tensor, norm_weight: Tensor, eps: 
 
 
 attn_res_mix = Op("attn_res_mix", reference.attn_res_mix, key=_key)
+
+register(attn_res_mix, native.attn_res_mix, native.supports)
