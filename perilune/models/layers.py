@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from perilune import ops
+from perilune.ops.linear import WeightGroup
 
 
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -22,6 +23,25 @@ class Linear(nn.Module):
         """x [..., in] -> [..., out]."""
         y: Tensor = ops.dense_linear(x, self.weight)
         return y
+
+
+class Projections:
+    """Linears of one input, applied in one op. No module: the linears stay where their names are."""
+
+    def __init__(self, *linears: Linear):
+        self._linears = linears
+        self._frozen: WeightGroup | None = None
+
+    def __call__(self, x: Tensor) -> list[Tensor]:
+        """x [T, in] -> [T, out] of each linear."""
+        y: list[Tensor] = ops.linear_group(x, self._frozen or self._weights())
+        return y
+
+    def _weights(self) -> WeightGroup:
+        weights = WeightGroup(*(linear.weight for linear in self._linears))
+        if not weights.needs_grad:  # those of a built model, which nobody replaces
+            self._frozen = weights
+        return weights
 
 
 class Weight(nn.Module):

@@ -11,7 +11,7 @@ from perilune.cache.spec import CacheGroupSpec
 from perilune.config.model import MLAConfig, ModelConfig, NormEps
 from perilune.models.dsa import Indexer
 from perilune.models.inputs import ForwardBatch
-from perilune.models.layers import Linear, RMSNorm
+from perilune.models.layers import Linear, Projections, RMSNorm, Weight
 
 LATENT_GROUP = "latent"
 
@@ -33,16 +33,18 @@ class MultiHeadLatentAttention(nn.Module):
         self.q_b_proj = Linear(mla.q_lora_rank, mla.num_heads * mla.qk_head_dim, dtype)
         self.kv_a_proj_with_mqa = Linear(hidden, mla.cache_width, dtype)
         self.kv_a_layernorm = RMSNorm(mla.kv_lora_rank, eps.latent, dtype)
-        self.kv_b_proj = Linear(mla.kv_lora_rank, mla.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim), dtype)
+        self.kv_b_proj = Weight(mla.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank, dtype=dtype)
         self.g_proj = Linear(hidden, mla.num_heads * mla.v_head_dim, dtype)
         self.o_proj = Linear(mla.num_heads * mla.v_head_dim, hidden, dtype)
+        self.projections = Projections(self.q_a_proj, self.kv_a_proj_with_mqa, self.g_proj)
         self.indexer = None if config.indexer is None else Indexer(config.indexer, config, eps, index, dtype)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, D], normed -> [T, D]; writes this layer's rows into `batch.cache` and attends over them."""
-        q_latent = self.q_a_layernorm(self.q_a_proj(x))
+        q_a, kv_a, gate = self.projections(x)
+        q_latent = self.q_a_layernorm(q_a)
         q = self.q_b_proj(q_latent).unflatten(-1, (self.config.num_heads, self.config.qk_head_dim))
-        rows = batch.write_rows(LATENT_GROUP, self.index, self.latent_rows(x))
+        rows = batch.write_rows(LATENT_GROUP, self.index, self.latent_rows(kv_a))
         selections = [None] * len(batch.parts) if self.indexer is None else self.indexer(x, q_latent, batch)
         w_uk, w_uv = self.absorbed_weights()
         scale, pieces = self.config.qk_head_dim**-0.5, []
@@ -51,12 +53,12 @@ class MultiHeadLatentAttention(nn.Module):
             place = (part.block_table, part.seq_lens, part.cu_seqlens)
             pieces.append(attend(q[part.tokens], rows, *place, w_uk, w_uv, scale, selected))
         o = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        y: Tensor = self.o_proj(o.flatten(1) * torch.sigmoid(self.g_proj(x)))
+        y: Tensor = self.o_proj(o.flatten(1) * torch.sigmoid(gate))
         return y
 
-    def latent_rows(self, x: Tensor) -> Tensor:
-        """x [T, D] -> what is cached per token, [T, R + shared key width]."""
-        latent, shared = self.kv_a_proj_with_mqa(x).split((self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1)
+    def latent_rows(self, kv_a: Tensor) -> Tensor:
+        """kv_a [T, R + shared key width], projected -> what is cached per token, of the same shape."""
+        latent, shared = kv_a.split((self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1)
         return torch.cat((self.kv_a_layernorm(latent), shared), dim=-1)
 
     def absorbed_weights(self) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from perilune import ops
-from perilune.models.layers import Linear
+from perilune.models.layers import Linear, Projections
 
 
 class MLP(nn.Module):
@@ -16,8 +16,9 @@ class MLP(nn.Module):
         self.gate_proj = Linear(hidden, inner, dtype)
         self.up_proj = Linear(hidden, inner, dtype)
         self.down_proj = Linear(inner, hidden, dtype)
+        self.projections = Projections(self.gate_proj, self.up_proj)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, D] -> [T, D]."""
-        y: Tensor = self.down_proj(ops.situ(self.gate_proj(x), self.up_proj(x), self.beta, self.linear_beta))
+        y: Tensor = self.down_proj(ops.situ(*self.projections(x), self.beta, self.linear_beta))
         return y

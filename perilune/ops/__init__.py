@@ -12,6 +12,7 @@ _HOMES = {
     "kda_decay": "kda",
     "kda_recurrent": "kda",
     "layer_norm": "norm",
+    "linear_group": "linear",
     "mla_decode": "mla",
     "mla_prefill": "mla",
     "moe_experts": "moe",

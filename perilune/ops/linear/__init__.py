@@ -1,10 +1,33 @@
-"""dense_linear(x, weight) -> y: x [..., I], weight [O, I] of one dtype; y [..., O] of that dtype,
-accumulated in float32.
+"""Linear maps y = x W^T, summed in float32 and rounded to x's dtype once.
+
+dense_linear(x, weight, int8_activations=False) -> y: x [..., I] float32 or bfloat16; y [..., O] in x's dtype.
+    weight [O, I] has x's dtype, or is bfloat16 beside a float32 x, or is a `ChannelScaled`: x is then multiplied by
+    the stored values, and each output's sum by its scale.
+    With `int8_activations`, and for int8 weights only, x is rounded first: in groups of 32 columns (the last may be
+    shorter) to round(x * (127 / m)) * (m / 127), m the group's largest magnitude, ties to even.
+linear_group(x, weights, int8_activations=False) -> [y]: dense_linear of the same x by every weight of a `WeightGroup`.
 """
 
-from perilune.ops.linear import reference
-from perilune.ops.registry import Op, tensor_key
+import torch
+from torch import Tensor
 
-dense_linear = Op(
-    "dense_linear", reference.dense_linear, key=lambda x, weight: tensor_key(x, weight, sizes=weight.shape)
-)
+from perilune.ops.linear import reference
+from perilune.ops.linear.weights import ChannelScaled, LinearWeight, WeightGroup, stored
+from perilune.ops.registry import Op, OpKey, tensor_key
+
+
+def _key(x: Tensor, weight: LinearWeight, int8_activations: bool = False) -> OpKey:
+    values = stored(weight)
+    return tensor_key(x, values, sizes=values.shape)
+
+
+def _group_key(x: Tensor, weights: WeightGroup, int8_activations: bool = False) -> OpKey:
+    device, dtypes, _, needs_grad = tensor_key(x)
+    needs_grad = needs_grad or (torch.is_grad_enabled() and weights.needs_grad)
+    return OpKey(device, dtypes + weights.dtypes, weights.sizes, needs_grad)
+
+
+dense_linear = Op("dense_linear", reference.dense_linear, key=_key)
+linear_group = Op("linear_group", reference.linear_group, key=_group_key)
+
+__all__ = ["ChannelScaled", "WeightGroup", "dense_linear", "linear_group"]

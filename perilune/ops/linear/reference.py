@@ -1,9 +1,37 @@
-"""Dense linear in plain torch."""
+"""Linear maps in plain torch."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perilune.ops.linear.weights import ChannelScaled, LinearWeight, WeightGroup
 
-def dense_linear(x: Tensor, weight: Tensor) -> Tensor:
+# Columns of x that share a scale when it is rounded to int8.
+ACTIVATION_GROUP = 32
+_LARGEST_INT8 = 127
+# Below it a group rounds as if its largest magnitude were this one, so that no scale or its inverse overflows.
+_SMALLEST = 1e-30
+
+
+def dense_linear(x: Tensor, weight: LinearWeight, int8_activations: bool = False) -> Tensor:
     """x [..., I] times weight [O, I] transposed -> [..., O]."""
-    return F.linear(x, weight)
+    if not isinstance(weight, ChannelScaled):
+        return F.linear(x, weight.to(x.dtype))
+    rows = x.float()
+    if int8_activations and weight.values.dtype is torch.int8:
+        rows = round_to_int8(rows)
+    return (F.linear(rows, weight.values.float()) * weight.scale).to(x.dtype)
+
+
+def linear_group(x: Tensor, weights: WeightGroup, int8_activations: bool = False) -> list[Tensor]:
+    """One dense_linear each."""
+    return [dense_linear(x, weight, int8_activations) for weight in weights]
+
+
+def round_to_int8(x: Tensor) -> Tensor:
+    """The values that int8 activations stand for: x [..., I] float32 rounded per group of columns."""
+    columns = x.shape[-1]
+    groups = F.pad(x, (0, -columns % ACTIVATION_GROUP)).unflatten(-1, (-1, ACTIVATION_GROUP))
+    largest = groups.abs().amax(-1, keepdim=True).clamp_min(_SMALLEST)
+    steps = (groups * (_LARGEST_INT8 / largest)).round()
+    return (steps * (largest / _LARGEST_INT8)).flatten(-2)[..., :columns]
