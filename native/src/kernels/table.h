@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attn_res.h"
+#include "kernels/linear.h"
 #include "kernels/norm.h"
 
 namespace perilune::PERILUNE_ISA {
@@ -9,7 +10,7 @@ namespace perilune::PERILUNE_ISA {
 extern const Kernels table;
 const Kernels table = {
     /* isa */ kIsa,
-    /* linear */ nullptr,
+    /* linear */ linear,
     /* moe_route */ nullptr,
     /* moe_experts */ nullptr,
     /* situ */ situ,

@@ -11,7 +11,8 @@ linear_group(x, weights, int8_activations=False) -> [y]: dense_linear of the sam
 import torch
 from torch import Tensor
 
-from perilune.ops.linear import reference
+from perilune.ops._native import register
+from perilune.ops.linear import native, reference
 from perilune.ops.linear.weights import ChannelScaled, LinearWeight, WeightGroup, stored
 from perilune.ops.registry import Op, OpKey, tensor_key
 
@@ -29,5 +30,8 @@ def _group_key(x: Tensor, weights: WeightGroup, int8_activations: bool = False) 
 
 dense_linear = Op("dense_linear", reference.dense_linear, key=_key)
 linear_group = Op("linear_group", reference.linear_group, key=_group_key)
+
+register(dense_linear, native.dense_linear, native.supports_dense_linear)
+register(linear_group, native.linear_group, native.supports_linear_group)
 
 __all__ = ["ChannelScaled", "WeightGroup", "dense_linear", "linear_group"]

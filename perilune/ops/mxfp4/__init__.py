@@ -5,7 +5,8 @@ packed u8 [O, I/2]: byte b holds columns 2b (low nibble) and 2b+1; codes are E2M
 product is a dense linear in x's dtype.
 """
 
-from perilune.ops.mxfp4 import reference
+from perilune.ops._native import register
+from perilune.ops.mxfp4 import native, reference
 from perilune.ops.registry import Op, tensor_key
 
 mxfp4_linear = Op(
@@ -13,3 +14,5 @@ mxfp4_linear = Op(
     reference.mxfp4_linear,
     key=lambda x, packed, scale: tensor_key(x, packed, scale, sizes=packed.shape),
 )
+
+register(mxfp4_linear, native.mxfp4_linear, native.supports_mxfp4_linear)
