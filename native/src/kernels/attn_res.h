@@ -20,13 +20,13 @@ float mixing_score(const E* x, const float* query, int64_t columns, float eps) {
       squares[chain] = fma(v, v, squares[chain]);
       dots[chain] = fma(v, load(query + i + chain * kLanes), dots[chain]);
     }
+  F square = add(add(squares[0], squares[1]), add(squares[2], squares[3]));
+  F dot = add(add(dots[0], dots[1]), add(dots[2], dots[3]));
   for_vectors(columns - i, [&](auto load, auto, int64_t j) {
     const F v = load(x + i + j);
-    squares[0] = fma(v, v, squares[0]);
-    dots[0] = fma(v, load(query + i + j), dots[0]);
+    square = fma(v, v, square);
+    dot = fma(v, load(query + i + j), dot);
   });
-  const F square = add(add(squares[0], squares[1]), add(squares[2], squares[3]));
-  const F dot = add(add(dots[0], dots[1]), add(dots[2], dots[3]));
   return sum(dot) / std::sqrt(sum(square) / static_cast<float>(columns) + eps);
 }
 
@@ -40,10 +40,20 @@ inline void softmax(float* scores, int64_t count) {
 // y = sum of weights[n] * rows[n], rounded to E
 template <typename E>
 void weighted_sum(const E* const* rows, const float* weights, int64_t count, int64_t columns, E* y) {
-  for_vectors(columns, [&](auto load, auto store, int64_t i) {
-    F total = mul(set(weights[0]), load(rows[0] + i));
-    for (int64_t n = 1; n < count; ++n) total = fma(set(weights[n]), load(rows[n] + i), total);
-    store(y + i, total);
+  constexpr int kStep = 4;  // vectors at once: one turn per row must not cost more than its product
+  int64_t i = 0;
+  for (; i + kStep * kLanes <= columns; i += kStep * kLanes) {
+    F totals[kStep];
+    for (int step = 0; step < kStep; ++step) totals[step] = zero();
+    for (int64_t n = 0; n < count; ++n)
+      for (int step = 0; step < kStep; ++step)
+        totals[step] = fma(set(weights[n]), load(rows[n] + i + step * kLanes), totals[step]);
+    for (int step = 0; step < kStep; ++step) store(y + i + step * kLanes, totals[step]);
+  }
+  for_vectors(columns - i, [&](auto load, auto store, int64_t j) {
+    F total = zero();
+    for (int64_t n = 0; n < count; ++n) total = fma(set(weights[n]), load(rows[n] + i + j), total);
+    store(y + i + j, total);
   });
 }
 
