@@ -13,8 +13,8 @@ from perilune.models import dsa, kda, mla
 from perilune.models.block import DecoderLayer, MixingQuery
 from perilune.models.inputs import ForwardBatch
 from perilune.models.layers import Embedding, Linear, RMSNorm, Weight
-from perilune.models.moe import DenseExpert, Experts, TrainableExperts
-from perilune.ops.moe import PackedExpert
+from perilune.models.moe import Experts, TrainableExperts
+from perilune.ops.moe import DenseExpert, PackedExpert
 
 
 class Backbone(nn.Module):

@@ -3,8 +3,7 @@
 T tokens, D hidden size, R latent size, E experts, K chosen.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -13,16 +12,8 @@ from perilune import ops
 from perilune.config.model import ModelConfig
 from perilune.models.layers import Linear, RMSNorm, parameter
 from perilune.models.mlp import MLP
-from perilune.ops.moe import PackedExpert
+from perilune.ops.moe import DenseExpert, ExpertTable, PackedExpert
 from perilune.ops.mxfp4.reference import mxfp4_round
-
-
-class DenseExpert(NamedTuple):
-    """One expert stored without packing: w1, w3 [I, R], w2 [R, I]."""
-
-    w1: Tensor
-    w3: Tensor
-    w2: Tensor
 
 
 class Router(nn.Module):
@@ -48,22 +39,24 @@ class Router(nn.Module):
 
 
 class Experts(nn.Module):
-    """The routed experts of a loaded checkpoint: a list, not parameters, so that a large model builds quickly."""
+    """The routed experts of a loaded checkpoint: a table, not parameters, so that a large model builds quickly.
 
-    def __init__(self, config: ModelConfig, experts: Sequence[PackedExpert] | Sequence[DenseExpert]):
+    With `int8_activations` packed experts multiply int8 activations; others ignore it.
+    """
+
+    def __init__(self, config: ModelConfig, experts: Iterable[PackedExpert] | Iterable[DenseExpert]):
         super().__init__()
         self.beta, self.linear_beta = config.activation_situ_beta, config.activation_situ_linear_beta
-        self.packed = [expert for expert in experts if isinstance(expert, PackedExpert)]
-        self.dense = [expert for expert in experts if isinstance(expert, DenseExpert)]
+        self.int8_activations = False
+        self.table = ExpertTable(experts)
 
     def forward(self, z: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """z [T, R] -> weighted sum of the chosen experts [T, R]."""
-        betas = (self.beta, self.linear_beta)
-        if self.packed:
-            packed: Tensor = ops.moe_experts_mxfp4(z, expert_ids, expert_weights, self.packed, *betas)
+        given = (z, expert_ids, expert_weights, self.table, self.beta, self.linear_beta)
+        if self.table.is_packed:
+            packed: Tensor = ops.moe_experts_mxfp4(*given, self.int8_activations)
             return packed
-        w1, w3, w2 = zip(*self.dense, strict=True)
-        dense: Tensor = ops.moe_experts(z, expert_ids, expert_weights, w1, w3, w2, *betas)
+        dense: Tensor = ops.moe_experts(*given)
         return dense
 
 
@@ -83,8 +76,9 @@ class TrainableExperts(nn.Module):
     def forward(self, z: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
         """z [T, R] -> weighted sum of the chosen experts [T, R]."""
         weights = (self.w1, self.w3, self.w2)
-        w1, w3, w2 = (mxfp4_round(weight) for weight in weights) if self.rounds_weights else weights
-        y: Tensor = ops.moe_experts(z, expert_ids, expert_weights, w1, w3, w2, self.beta, self.linear_beta)
+        seen = map(mxfp4_round, weights) if self.rounds_weights else weights
+        table = ExpertTable.dense(*seen)
+        y: Tensor = ops.moe_experts(z, expert_ids, expert_weights, table, self.beta, self.linear_beta)
         return y
 
 

@@ -136,7 +136,7 @@ def test_building_copies_only_to_change_a_dtype(config, state):
     for name, parameter in model.named_parameters():
         assert parameter.data_ptr() == state[name].data_ptr(), name
         assert not parameter.requires_grad
-    expert = model.model.layers[1].block_sparse_moe.experts.packed[2]
+    expert = model.model.layers[1].block_sparse_moe.experts.table[2]
     stored = "model.layers.1.block_sparse_moe.experts.2.w3.weight_packed"
     assert expert.w3_packed.data_ptr() == state[stored].data_ptr()
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from perilune import ops
-from perilune.models.moe import DenseExpert, Experts, LatentMoE, TrainableExperts
-from perilune.ops.moe import PackedExpert
+from perilune.models.moe import Experts, LatentMoE, TrainableExperts
+from perilune.ops.moe import DenseExpert, PackedExpert
 from perilune.ops.mxfp4.reference import mxfp4_quantize, mxfp4_round
 
 

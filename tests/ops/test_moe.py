@@ -1,9 +1,14 @@
+import itertools
+from copy import deepcopy
+
 import pytest
 import torch
 
 from perilune import ops
 from perilune.ops.case import largest_error
-from perilune.ops.moe.cases import dense_experts_arguments, packed_experts_arguments
+from perilune.ops.moe import ExpertTable
+from perilune.ops.moe.cases import experts_arguments
+from perilune.ops.mxfp4.reference import mxfp4_dequantize
 from tests.ops.calls import assert_close, assert_gradients_agree, call, case_named, cases, make_arguments
 
 
@@ -25,15 +30,24 @@ def naive_route(x, weight, bias, num_chosen, renormalize, scaling):
     return torch.tensor(ids), torch.stack(weights)
 
 
-def naive_experts(x, expert_ids, expert_weights, w1, w3, w2, beta, linear_beta):
+def naive_experts(x, expert_ids, expert_weights, experts, beta, linear_beta):
     out = []
     for row, ids, shares in zip(x.double(), expert_ids.tolist(), expert_weights.double(), strict=True):
         y = torch.zeros_like(row)
         for e, share in zip(ids, shares, strict=True):
-            inner = naive_situ(w1[e].double() @ row, w3[e].double() @ row, beta, linear_beta)
-            y = y + share * (w2[e].double() @ inner)
+            w1, w3, w2 = (weight.double() for weight in experts[e])
+            y = y + share * (w2 @ naive_situ(w1 @ row, w3 @ row, beta, linear_beta))
         out.append(y)
     return torch.stack(out)
+
+
+def naive_int8(row):
+    """Each group of 32 in steps of its largest magnitude / 127."""
+    rounded = []
+    for group in row.double().split(32):
+        step = group.abs().max().item() / 127
+        rounded += [round(value / step) * step if step else 0.0 for value in group.tolist()]
+    return torch.tensor(rounded, dtype=torch.float64)
 
 
 @cases("moe_route")
@@ -89,20 +103,51 @@ def test_the_expert_pass_is_the_weighted_sum(op_name, case):
     y, after = call(op_name, given)
     assert y.dtype is case.dtype
     assert_close(naive_experts(*given), y, case.tolerance)
-    assert all(torch.equal(before, left) for before, left in zip(given[:6], after[:6], strict=True))
+    assert all(torch.equal(before, left) for before, left in zip(given[:3], after[:3], strict=True))
+
+
+@cases("moe_experts")
+def test_packed_experts_equal_decoded_ones(op_name, case):
+    *packed, _ = experts_arguments(case, torch.Generator().manual_seed(0))
+    assert torch.equal(ops.moe_experts_mxfp4.reference(*packed), ops.moe_experts.reference(*make_arguments(op_name, case)))
 
 
 @cases("moe_experts_mxfp4")
-def test_packed_experts_equal_decoded_ones(op_name, case):
-    packed = packed_experts_arguments(case, torch.Generator().manual_seed(0))
-    dense = dense_experts_arguments(case, torch.Generator().manual_seed(0))
-    assert torch.equal(ops.moe_experts_mxfp4(*packed), ops.moe_experts(*dense))
+def test_int8_activations_are_rounded_per_32_columns(op_name, case):
+    if not case.int8_activations or case.rows * case.inner > 5000:
+        return
+    x, ids, shares, experts, beta, linear_beta, _ = given = make_arguments(op_name, case)
+    dense = [[mxfp4_dequantize(e[at], e[at + 1]).double() for at in (0, 2, 4)] for e in experts]
+    expected = torch.zeros_like(x, dtype=torch.float64)
+    for t, k in itertools.product(range(ids.shape[0]), range(ids.shape[1])):
+        w1, w3, w2 = dense[ids[t, k]]
+        gate, up = (w @ naive_int8(x[t]) for w in (w1, w3))
+        expected[t] += shares[t, k] * (w2 @ naive_int8(naive_situ(gate, up, beta, linear_beta)))
+    assert_close(expected, call(op_name, given)[0], case.tolerance)
 
 
-def test_experts_may_be_separate_tensors():
-    x, ids, weights, w1, w3, w2, *betas = make_arguments("moe_experts", case_named("moe_experts", "many tokens"))
-    stacked = ops.moe_experts(x, ids, weights, w1, w3, w2, *betas)
-    assert torch.equal(stacked, ops.moe_experts(x, ids, weights, list(w1), list(w3), list(w2), *betas))
+def test_a_table_knows_where_its_tensors_lie():
+    packed = make_arguments("moe_experts_mxfp4", case_named("moe_experts_mxfp4", "one token"))[3]
+    assert packed.is_packed and packed.shape == (6, 96, 64)
+    assert packed.addresses[4].tolist() == [tensor.data_ptr() for tensor in packed[4]]
+    assert packed.addresses is packed.addresses
+    dense = make_arguments("moe_experts", case_named("moe_experts", "one token"))[3]
+    assert not dense.is_packed and dense.shape == (6, 96, 64)
+    w1, w3, w2 = (tensor.data_ptr() for tensor in dense[4])
+    assert dense.addresses[4].tolist() == [w1, 0, w3, 0, w2, 0]
+
+
+def test_a_copied_table_has_addresses_of_its_own():
+    table = make_arguments("moe_experts", case_named("moe_experts", "one token"))[3]
+    before = table.addresses.clone()
+    copy = deepcopy(table)
+    assert (copy.addresses[:, ::2] != before[:, ::2]).all()
+
+
+def test_a_table_refuses_tensors_with_gaps():
+    w = torch.zeros(4, 32, 32)
+    with pytest.raises(AssertionError):
+        _ = ExpertTable.dense(w, w.mT, w).addresses
 
 
 def test_the_order_of_the_choices_does_not_matter():
@@ -132,5 +177,11 @@ def test_gradients_of_situ_are_those_of_the_formula():
 
 
 def test_gradients_of_the_expert_pass_are_those_of_the_formula():
-    given = make_arguments("moe_experts", case_named("moe_experts", "all experts"))
-    assert_gradients_agree(ops.moe_experts, naive_experts, given, [0, 2, 3, 4, 5])
+    x, ids, weights, experts, *betas = make_arguments("moe_experts", case_named("moe_experts", "all experts"))
+    stacked = [torch.stack(column) for column in zip(*experts, strict=True)]
+
+    def over_stacks(op):
+        return lambda x, weights, *stacks: op(x, ids, weights, ExpertTable.dense(*stacks), *betas)
+
+    given = (x, weights, *stacked)
+    assert_gradients_agree(over_stacks(ops.moe_experts), over_stacks(naive_experts), given, range(5))

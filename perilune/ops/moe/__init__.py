@@ -7,19 +7,20 @@ moe_route(x, weight, bias, num_chosen, renormalize, scaling) -> (expert_ids, exp
 situ(gate, up, beta, linear_beta) -> beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta), in
     float32, rounded to gate's dtype; gate, up [..., I].
 
-moe_experts(x, expert_ids, expert_weights, w1, w3, w2, beta, linear_beta) -> y: weighted sum of the chosen experts.
-    x [T, D]; expert_ids, expert_weights [T, K]; w1, w3: E tensors [I, D], w2: E tensors [D, I], or one stacked tensor
-    each. Expert outputs are rounded to x's dtype, their sum is float32; y [T, D] in x's dtype.
-moe_experts_mxfp4(x, expert_ids, expert_weights, experts, beta, linear_beta) -> y: the same from packed weights;
-    experts: E `PackedExpert`s, as `ops.mxfp4` describes the packing.
+moe_experts(x, expert_ids, expert_weights, experts, beta, linear_beta) -> y: weighted sum of the chosen experts.
+    x [T, D]; expert_ids int64, expert_weights f32 [T, K]; experts: an `ExpertTable` of `DenseExpert`s in x's dtype.
+    Expert outputs are rounded to x's dtype, their sum is float32; y [T, D] in x's dtype.
+moe_experts_mxfp4(x, expert_ids, expert_weights, experts, beta, linear_beta, int8_activations=False) -> y: the same from
+    an `ExpertTable` of `PackedExpert`s, as `ops.mxfp4` describes the packing. With `int8_activations` the input of
+    every product, x and SiTU's result, is first rounded to int8 per 32 columns: q = x / scale to the nearest integer,
+    halves to even, scale = largest magnitude / 127.
 """
-
-from collections.abc import Sequence
 
 from torch import Tensor
 
-from perilune.ops.moe import reference
-from perilune.ops.moe.reference import PackedExpert
+from perilune.ops._native import register
+from perilune.ops.moe import native, reference
+from perilune.ops.moe.expert_table import DenseExpert, E, ExpertTable, PackedExpert
 from perilune.ops.registry import Op, OpKey, tensor_key
 
 moe_route = Op(
@@ -32,31 +33,24 @@ moe_route = Op(
 situ = Op("situ", reference.situ, key=lambda gate, up, beta, linear_beta: tensor_key(gate, up))
 
 
-def _dense_key(
+def _experts_key(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    w1: Sequence[Tensor] | Tensor,
-    w3: Sequence[Tensor] | Tensor,
-    w2: Sequence[Tensor] | Tensor,
+    experts: ExpertTable[E],
     beta: float,
     linear_beta: float,
+    int8_activations: bool = False,
 ) -> OpKey:
-    return tensor_key(x, w1[0], sizes=(len(w1), *w1[0].shape))
+    return tensor_key(x, expert_ids, expert_weights, experts[0][0], sizes=experts.shape)
 
 
-def _packed_key(
-    x: Tensor,
-    expert_ids: Tensor,
-    expert_weights: Tensor,
-    experts: Sequence[PackedExpert],
-    beta: float,
-    linear_beta: float,
-) -> OpKey:
-    return tensor_key(x, experts[0].w1_packed, sizes=(len(experts), *experts[0].w1_packed.shape))
+moe_experts = Op("moe_experts", reference.moe_experts, key=_experts_key)
+moe_experts_mxfp4 = Op("moe_experts_mxfp4", reference.moe_experts_mxfp4, key=_experts_key)
 
+register(moe_route, native.moe_route, native.supports_moe_route)
+register(situ, native.situ, native.supports_situ)
+register(moe_experts, native.moe_experts, native.supports_moe_experts)
+register(moe_experts_mxfp4, native.moe_experts_mxfp4, native.supports_moe_experts_mxfp4)
 
-moe_experts = Op("moe_experts", reference.moe_experts, key=_dense_key)
-moe_experts_mxfp4 = Op("moe_experts_mxfp4", reference.moe_experts_mxfp4, key=_packed_key)
-
-__all__ = ["PackedExpert", "moe_experts", "moe_experts_mxfp4", "moe_route", "situ"]
+__all__ = ["DenseExpert", "ExpertTable", "PackedExpert", "moe_experts", "moe_experts_mxfp4", "moe_route", "situ"]

@@ -1,13 +1,13 @@
 """Cases of the mixture of experts: routing, activation, expert pass."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from perilune.ops.case import Case, CaseTable
-from perilune.ops.moe.reference import PackedExpert
+from perilune.ops.case import Case, CaseTable, Tolerance
+from perilune.ops.moe.expert_table import DenseExpert, ExpertTable, PackedExpert
 from perilune.ops.mxfp4.cases import packed_weight
 from perilune.ops.mxfp4.reference import mxfp4_dequantize
 
@@ -48,6 +48,7 @@ class ExpertsCase(Case):
     num_experts: int = 6
     num_chosen: int = 2
     load: Literal["spread", "one", "few"] = "spread"
+    int8_activations: bool = False
 
 
 _ROUTE_FLOAT32 = (
@@ -78,8 +79,17 @@ _EXPERTS_FLOAT32 = (
     ExpertsCase(name="most experts idle", rows=17, num_experts=40, load="few"),
     ExpertsCase(name="no power of two", rows=6, latent=160, inner=32),
     ExpertsCase(name="top-16", rows=3, num_experts=32, num_chosen=16, inner=32),
+    ExpertsCase(name="experts of K3", rows=7, num_experts=896, num_chosen=16, latent=32, inner=64),
+    ExpertsCase(name="widths of K3", rows=2, num_experts=3, latent=3584, inner=3072),
 )
 EXPERTS_CASES = (*_EXPERTS_FLOAT32, *(case.in_bfloat16() for case in _EXPERTS_FLOAT32))
+
+_INT8 = Tolerance(
+    3e-2, "a SiTU result that differs in its last bit may round to the next step, 1/127 of its group's maximum"
+)
+INT8_CASES = tuple(
+    replace(case, name=f"{case.name}, int8", int8_activations=True, tolerance=_INT8) for case in EXPERTS_CASES
+)
 
 
 def route_arguments(case: RouteCase, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor, int, bool, float]:
@@ -100,9 +110,9 @@ def situ_arguments(case: SituCase, generator: torch.Generator) -> tuple[Tensor, 
     return gate.to(case.dtype), up.to(case.dtype), _BETA, _LINEAR_BETA
 
 
-def packed_experts_arguments(
+def experts_arguments(
     case: ExpertsCase, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor, list[PackedExpert], float, float]:
+) -> tuple[Tensor, Tensor, Tensor, ExpertTable[PackedExpert], float, float, bool]:
     """Weights of unequal size, one of them zero; row 0 of x is zero where there are others."""
     x = torch.randn(case.rows, case.latent, generator=generator)
     if case.rows > 1:
@@ -114,19 +124,17 @@ def packed_experts_arguments(
     for _ in range(case.num_experts):
         w1, w3 = (packed_weight(case.inner, case.latent, (121, 124), generator) for _ in range(2))
         experts.append(PackedExpert(*w1, *w3, *packed_weight(case.latent, case.inner, (121, 124), generator)))
-    return x.to(case.dtype), expert_ids, expert_weights, experts, _BETA, _LINEAR_BETA
+    table = ExpertTable(experts)
+    return x.to(case.dtype), expert_ids, expert_weights, table, _BETA, _LINEAR_BETA, case.int8_activations
 
 
 def dense_experts_arguments(
     case: ExpertsCase, generator: torch.Generator
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, float]:
-    """The same numbers with decoded, stacked weights."""
-    x, expert_ids, expert_weights, experts, beta, linear_beta = packed_experts_arguments(case, generator)
-    w1, w3, w2 = (
-        torch.stack([mxfp4_dequantize(expert[at], expert[at + 1], case.dtype) for expert in experts])
-        for at in (0, 2, 4)
-    )
-    return x, expert_ids, expert_weights, w1, w3, w2, beta, linear_beta
+) -> tuple[Tensor, Tensor, Tensor, ExpertTable[DenseExpert], float, float]:
+    """The same numbers with decoded weights."""
+    x, expert_ids, expert_weights, packed, beta, linear_beta, _ = experts_arguments(case, generator)
+    columns = ([mxfp4_dequantize(each[at], each[at + 1], case.dtype) for each in packed] for at in (0, 2, 4))
+    return x, expert_ids, expert_weights, ExpertTable.dense(*columns), beta, linear_beta
 
 
 def _choices(case: ExpertsCase, generator: torch.Generator) -> Tensor:
@@ -140,5 +148,5 @@ TABLES: dict[str, CaseTable[Any]] = {
     "moe_route": CaseTable(ROUTE_CASES, route_arguments),
     "situ": CaseTable(SITU_CASES, situ_arguments),
     "moe_experts": CaseTable(EXPERTS_CASES, dense_experts_arguments),
-    "moe_experts_mxfp4": CaseTable(EXPERTS_CASES, packed_experts_arguments),
+    "moe_experts_mxfp4": CaseTable((*EXPERTS_CASES, *INT8_CASES), experts_arguments),
 }

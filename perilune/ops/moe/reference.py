@@ -1,27 +1,16 @@
 """Router, activation and expert pass in plain torch."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perilune.ops.mxfp4.reference import mxfp4_linear
+from perilune.ops.moe.expert_table import DenseExpert, ExpertTable, PackedExpert
+from perilune.ops.mxfp4.reference import GROUP_SIZE, mxfp4_linear
 
 # Keeps the renormalisation finite when every chosen score underflows; the released code's value.
 _WEIGHT_FLOOR = 1e-20
-
-
-class PackedExpert(NamedTuple):
-    """One expert's six tensors in the released packing."""
-
-    w1_packed: Tensor
-    w1_scale: Tensor
-    w3_packed: Tensor
-    w3_scale: Tensor
-    w2_packed: Tensor
-    w2_scale: Tensor
 
 
 def moe_route(
@@ -49,38 +38,46 @@ def moe_experts(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    w1: Sequence[Tensor] | Tensor,
-    w3: Sequence[Tensor] | Tensor,
-    w2: Sequence[Tensor] | Tensor,
+    experts: ExpertTable[DenseExpert],
     beta: float,
     linear_beta: float,
 ) -> Tensor:
     """Weighted sum of the chosen experts, one expert after the other over all its tokens."""
 
     def run(expert: int, rows: Tensor) -> Tensor:
-        inner = situ(F.linear(rows, w1[expert]), F.linear(rows, w3[expert]), beta, linear_beta)
-        return F.linear(inner, w2[expert])
+        w1, w3, w2 = experts[expert]
+        return F.linear(situ(F.linear(rows, w1), F.linear(rows, w3), beta, linear_beta), w2)
 
-    return _dispatch(x, expert_ids, expert_weights, len(w1), run)
+    return _dispatch(x, expert_ids, expert_weights, len(experts), run)
 
 
 def moe_experts_mxfp4(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    experts: Sequence[PackedExpert],
+    experts: ExpertTable[PackedExpert],
     beta: float,
     linear_beta: float,
+    int8_activations: bool = False,
 ) -> Tensor:
     """The same from packed weights; an expert is decoded once for all its tokens."""
+    linear = _int8_linear if int8_activations else mxfp4_linear
 
     def run(expert: int, rows: Tensor) -> Tensor:
         packed = experts[expert]
-        gate = mxfp4_linear(rows, packed.w1_packed, packed.w1_scale)
-        up = mxfp4_linear(rows, packed.w3_packed, packed.w3_scale)
-        return mxfp4_linear(situ(gate, up, beta, linear_beta), packed.w2_packed, packed.w2_scale)
+        gate = linear(rows, packed.w1_packed, packed.w1_scale)
+        up = linear(rows, packed.w3_packed, packed.w3_scale)
+        return linear(situ(gate, up, beta, linear_beta), packed.w2_packed, packed.w2_scale)
 
     return _dispatch(x, expert_ids, expert_weights, len(experts), run)
+
+
+def _int8_linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
+    """mxfp4_linear of x rounded to int8 per 32 columns, in float32, since bfloat16 would round the steps again."""
+    groups = x.float().unflatten(-1, (-1, GROUP_SIZE))
+    step = groups.abs().amax(-1, keepdim=True) / 127
+    rounded = torch.where(step > 0, groups / step, 0.0).round() * step
+    return mxfp4_linear(rounded.flatten(-2), packed, scale).to(x.dtype)
 
 
 def _dispatch(
