@@ -72,10 +72,10 @@ void moe_route(Address x, int type, Int tokens, const MatrixTuple& weight, Addre
 
 void moe_experts(Address x, int type, Int tokens, Address ids, Address weights, Int chosen, Address addresses,
                  Int num_experts, Int latent, Int inner, int weight_type, float beta, float linear_beta, Address y,
-                 bool int8_activations) {
+                 bool int8_activations, Int scratch_bytes) {
   kernels().moe_experts({from(x), type_of(type), tokens, from<int64_t>(ids), from<float>(weights), chosen,
                          from<int64_t>(addresses), num_experts, latent, inner, type_of(weight_type), beta, linear_beta,
-                         at(y), int8_activations});
+                         at(y), int8_activations, scratch_bytes});
 }
 
 void situ(Address gate, Address up, int type, Int count, float beta, float linear_beta, Address y) {

@@ -114,6 +114,7 @@ struct ExpertsArgs {
   float beta, linear_beta;
   void* y;
   bool int8_activations;
+  int64_t scratch_bytes;  // about what the call may take, more only where one token or one expert needs more
 };
 
 // y = beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta), `count` elements.

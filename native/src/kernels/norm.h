@@ -1,4 +1,4 @@
-// RMSNorm and SiTU over rows.
+// RMSNorm over rows.
 #pragma once
 
 #include <cmath>
@@ -42,22 +42,6 @@ inline void rms_norm(const RmsNormArgs& args) {
         for (int64_t row = chunk * step; row < args.rows && row < (chunk + 1) * step; ++row)
           rms_norm_row(static_cast<const E*>(args.x) + row * args.stride, static_cast<const W*>(args.weight),
                        args.columns, args.eps, static_cast<E*>(args.y) + row * args.columns);
-      });
-    });
-  });
-}
-
-inline void situ(const SituArgs& args) {
-  constexpr int64_t kStep = 2048;
-  with_element(args.type, [&](auto* e) {
-    using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;
-    const auto *gate = static_cast<const E*>(args.gate), *up = static_cast<const E*>(args.up);
-    auto* y = static_cast<E*>(args.y);
-    parallel((args.count + kStep - 1) / kStep, [&](int64_t chunk) {
-      const int64_t first = chunk * kStep, count = args.count - first < kStep ? args.count - first : kStep;
-      for_vectors(count, [&](auto load, auto store, int64_t i) {
-        const int64_t at = first + i;
-        store(y + at, situ(load(gate + at), load(up + at), set(args.beta), set(args.linear_beta)));
       });
     });
   });

@@ -3,6 +3,7 @@
 
 #include "kernels/attn_res.h"
 #include "kernels/linear.h"
+#include "kernels/moe.h"
 #include "kernels/norm.h"
 
 namespace perilune::PERILUNE_ISA {
@@ -11,8 +12,8 @@ extern const Kernels table;
 const Kernels table = {
     /* isa */ kIsa,
     /* linear */ linear,
-    /* moe_route */ nullptr,
-    /* moe_experts */ nullptr,
+    /* moe_route */ moe_route,
+    /* moe_experts */ moe_experts,
     /* situ */ situ,
     /* rms_norm */ rms_norm,
     /* gated_rms_norm */ nullptr,

@@ -9,6 +9,10 @@ from perilune.ops.mxfp4.reference import GROUP_SIZE
 from perilune.ops.registry import OpKey
 
 
+# Enough that a prompt of thousands of tokens meets each expert in few pieces.
+SCRATCH_BYTES = 256 << 20
+
+
 def moe_route(
     x: Tensor, weight: Tensor, bias: Tensor, num_chosen: int, renormalize: bool, scaling: float
 ) -> tuple[Tensor, Tensor]:
@@ -99,5 +103,5 @@ def _experts(
     num_experts, inner, latent = experts.shape
     chosen = (address(ids), address(weights), ids.shape[1], address(experts.addresses))
     sizes = (num_experts, latent, inner, weight_code, beta, linear_beta)
-    core().moe_experts(address(x), code(x), x.shape[0], *chosen, *sizes, address(y), int8_activations)
+    core().moe_experts(address(x), code(x), x.shape[0], *chosen, *sizes, address(y), int8_activations, SCRATCH_BYTES)
     return y

@@ -75,9 +75,10 @@ def moe_experts_mxfp4(
 def _int8_linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
     """mxfp4_linear of x rounded to int8 per 32 columns, in float32, since bfloat16 would round the steps again."""
     groups = x.float().unflatten(-1, (-1, GROUP_SIZE))
-    step = groups.abs().amax(-1, keepdim=True) / 127
-    rounded = torch.where(step > 0, groups / step, 0.0).round() * step
-    return mxfp4_linear(rounded.flatten(-2), packed, scale).to(x.dtype)
+    largest = groups.abs().amax(-1, keepdim=True)
+    # Half a step is common among bfloat16 values, so which way it rounds must not be left to a division.
+    steps = torch.where(largest > 0, groups * (127 / largest), 0.0).round()
+    return mxfp4_linear((steps * (largest / 127)).flatten(-2), packed, scale).to(x.dtype)
 
 
 def _dispatch(

@@ -1,0 +1,313 @@
+// The mixture of experts: SiTU, router, and the expert pass grouped by expert.
+#pragma once
+
+#include <stdexcept>
+
+#include "kernels/dot.h"
+#include "perilune.h"
+#include "simd/math.h"
+
+namespace perilune::PERILUNE_ISA {
+
+inline void situ(const SituArgs& args) {
+  constexpr int64_t kStep = 2048;
+  with_element(args.type, [&](auto* e) {
+    using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;
+    const auto *gate = static_cast<const E*>(args.gate), *up = static_cast<const E*>(args.up);
+    auto* y = static_cast<E*>(args.y);
+    parallel((args.count + kStep - 1) / kStep, [&](int64_t chunk) {
+      const int64_t first = chunk * kStep, count = args.count - first < kStep ? args.count - first : kStep;
+      for_vectors(count, [&](auto load, auto store, int64_t i) {
+        const int64_t at = first + i;
+        store(y + at, situ(load(gate + at), load(up + at), set(args.beta), set(args.linear_beta)));
+      });
+    });
+  });
+}
+
+// ---- router ---------------------------------------------------------------------------------------------------------
+
+// Orders as numbers do: a score, then the lower id. NaN is above every number, as torch sorts it.
+inline uint64_t rank_of(float score, int64_t id) {
+  score += 0.0f;  // -0 ties with 0
+  uint32_t bits;
+  std::memcpy(&bits, &score, 4);
+  if (score != score) bits = 0x7fffffffu;
+  bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return static_cast<uint64_t>(bits) << 32 | (0xffffffffu - static_cast<uint32_t>(id));
+}
+
+// The `chosen` highest of scores + bias, in descending order; `best` is room for them.
+inline void choose(const float* scores, const float* bias, int64_t count, int64_t chosen, uint64_t* best, int64_t* ids) {
+  for (int64_t i = 0; i < chosen; ++i) best[i] = 0;
+  for (int64_t id = 0; id < count; ++id) {
+    const uint64_t rank = rank_of(scores[id] + bias[id], id);
+    if (rank <= best[chosen - 1]) continue;
+    int64_t at = chosen - 1;
+    for (; at > 0 && best[at - 1] < rank; --at) best[at] = best[at - 1];
+    best[at] = rank;
+  }
+  for (int64_t i = 0; i < chosen; ++i) ids[i] = static_cast<int64_t>(0xffffffffu - static_cast<uint32_t>(best[i]));
+}
+
+// One token: sigmoid of its logits in place, then choice and weights.
+inline void route_token(const RouteArgs& args, float* logits, int64_t* ids, float* weights) {
+  Scratch scratch;
+  const int64_t experts = args.weight.rows;
+  // below, e^-x would overflow, and the score is less than any that counts
+  const F least = set(-87.0f);
+  for_vectors(experts, [&](auto load, auto store, int64_t i) {
+    const F x = load(logits + i);
+    store(logits + i, select_less(x, least, zero(), sigmoid(x)));
+  });
+  choose(logits, args.bias, experts, args.chosen, scratch.take<uint64_t>(args.chosen), ids);
+  float total = 1e-20f;
+  for (int64_t i = 0; i < args.chosen; ++i) total += logits[ids[i]];
+  for (int64_t i = 0; i < args.chosen; ++i) {
+    const float score = logits[ids[i]];
+    weights[i] = (args.renormalize ? score / total : score) * args.scaling;
+  }
+}
+
+// Nanoseconds that a chunk should take: long enough to pay for taking it, short enough that nobody waits for the last.
+constexpr double kChunkTime = 30e3;
+
+// Nanoseconds of one weight row of `bytes` times `count` activation rows, on one thread: memory or arithmetic.
+inline double row_time(int64_t bytes, int64_t columns, int64_t count) {
+  const double reading = static_cast<double>(bytes) / 10.0, computing = static_cast<double>(columns * count) / 25.0;
+  return reading > computing ? reading : computing;
+}
+
+// Weight rows of a chunk, at least `least` so that packed rows are used more than once while they are in the cache.
+inline int64_t rows_of_chunk(const Matrix& w, int64_t count, int64_t least) {
+  const double rows = kChunkTime / row_time(type_bytes(w.type, w.columns), w.columns, count);
+  return rows > static_cast<double>(least) ? static_cast<int64_t>(rows) / least * least : least;
+}
+
+inline void moe_route(const RouteArgs& args) {
+  constexpr int64_t kSlab = 512;  // tokens whose packed rows and logits are kept at a time
+  const int64_t experts = args.weight.rows, columns = args.weight.columns;
+  for (int64_t first = 0; first < args.tokens; first += kSlab) {
+    const int64_t tokens = args.tokens - first < kSlab ? args.tokens - first : kSlab;
+    Scratch scratch;
+    const char* x = static_cast<const char*>(args.x) + type_bytes(args.type, first * columns);
+    const PackedRows packed =
+        pack(scratch, packing_for(args.weight.type, args.type, false), x, args.type, tokens, columns);
+    auto* logits = scratch.take<float>(tokens * experts);
+    const int64_t rows = rows_of_chunk(args.weight, tokens, 8);
+    parallel((experts + rows - 1) / rows, [&](int64_t chunk) {
+      const int64_t from = chunk * rows, to = from + rows < experts ? from + rows : experts;
+      dot(args.weight, from, to, packed, nullptr, tokens, logits + from, experts);
+    });
+    constexpr int64_t kStep = 8;
+    parallel((tokens + kStep - 1) / kStep, [&](int64_t chunk) {
+      for (int64_t token = chunk * kStep; token < tokens && token < (chunk + 1) * kStep; ++token)
+        route_token(args, logits + token * experts, args.ids + (first + token) * args.chosen,
+                    args.weights + (first + token) * args.chosen);
+    });
+  }
+}
+
+// ---- expert pass ----------------------------------------------------------------------------------------------------
+
+// The pairs (token, choice) of some tokens, grouped by expert. Those of expert e stand at [starts[e], starts[e + 1]),
+// in the order of their tokens.
+struct Groups {
+  int32_t* starts;  // [experts + 1]
+  int32_t* pairs;   // token * chosen + choice
+  int32_t* tokens;
+};
+
+// By counting, which keeps the order. `ids` are those of `tokens` tokens.
+inline Groups group_by_expert(Scratch& scratch, const int64_t* ids, int64_t tokens, int64_t chosen, int64_t experts) {
+  const int64_t pairs = tokens * chosen;
+  Groups groups = {scratch.take<int32_t>(experts + 2), scratch.take<int32_t>(pairs), scratch.take<int32_t>(pairs)};
+  // Counts stand two places on: while pairs are placed, starts[e + 1] is where the next of expert e goes.
+  int32_t* next = groups.starts + 1;
+  std::memset(groups.starts, 0, (experts + 2) * sizeof(int32_t));
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    if (ids[pair] < 0 || ids[pair] >= experts) throw std::out_of_range("moe_experts: an id that is no expert's");
+    ++next[ids[pair] + 1];
+  }
+  for (int64_t expert = 0; expert < experts; ++expert) next[expert + 1] += next[expert];
+  for (int64_t pair = 0; pair < pairs; ++pair) {
+    const int32_t at = next[ids[pair]]++;
+    groups.pairs[at] = static_cast<int32_t>(pair);
+    groups.tokens[at] = static_cast<int32_t>(pair / chosen);
+  }
+  return groups;
+}
+
+// Weight rows [first, last) of one expert.
+struct Piece {
+  int32_t expert, first, last;
+};
+
+// Pieces in the order of the experts, and the borders of chunks between them: tiny experts share a chunk, large ones
+// are cut into many.
+struct Pieces {
+  Piece* pieces;
+  int32_t* chunks;  // [num_chunks + 1]
+  int64_t num_chunks;
+};
+
+// Experts [from, to); `bytes` and `columns` of a weight row and everything that is read with it.
+inline Pieces cut(Scratch& scratch, const Groups& groups, int64_t from, int64_t to, int64_t rows, int64_t bytes,
+                  int64_t columns) {
+  constexpr int64_t kLeast = 32;
+  int64_t busy = 0;
+  for (int64_t expert = from; expert < to; ++expert) busy += groups.starts[expert + 1] > groups.starts[expert];
+  const int64_t most = busy * ((rows + kLeast - 1) / kLeast);
+  Pieces cut = {scratch.take<Piece>(most), scratch.take<int32_t>(most + 1), 0};
+  int32_t count = 0;
+  double time = 0.0;
+  cut.chunks[0] = 0;
+  for (int64_t expert = from; expert < to; ++expert) {
+    const int64_t pairs = groups.starts[expert + 1] - groups.starts[expert];
+    if (pairs == 0) continue;
+    const double each = row_time(bytes, columns, pairs);
+    for (int64_t first = 0; first < rows;) {
+      const auto wanted = static_cast<int64_t>((kChunkTime - time) / each) / kLeast * kLeast;
+      const int64_t last = first + (wanted > kLeast ? wanted : kLeast) < rows ? first + (wanted > kLeast ? wanted : kLeast) : rows;
+      cut.pieces[count++] = {static_cast<int32_t>(expert), static_cast<int32_t>(first), static_cast<int32_t>(last)};
+      time += each * static_cast<double>(last - first);
+      first = last;
+      if (time + each * kLeast <= kChunkTime) continue;
+      cut.chunks[++cut.num_chunks] = count;
+      time = 0.0;
+    }
+  }
+  if (cut.chunks[cut.num_chunks] != count) cut.chunks[++cut.num_chunks] = count;
+  return cut;
+}
+
+// One call's constants, and the products of one slab of tokens.
+template <typename E>
+class ExpertPass {
+ public:
+  ExpertPass(const ExpertsArgs& args)
+      : args_(args), packing_(packing_for(args.weight_type, args.type, args.int8_activations)) {}
+
+  void run() {
+    const int64_t tokens_of_slab = at_least_one(args_.scratch_bytes / 2, args_.chosen * args_.latent * sizeof(E));
+    for (int64_t first = 0; first < args_.tokens; first += tokens_of_slab)
+      run_slab(first, args_.tokens - first < tokens_of_slab ? args_.tokens - first : tokens_of_slab);
+  }
+
+ private:
+  static int64_t at_least_one(int64_t bytes, int64_t bytes_each) {
+    return bytes / bytes_each > 1 ? bytes / bytes_each : 1;
+  }
+
+  Matrix matrix(int64_t expert, int which) const {
+    const int64_t* at = args_.addresses + expert * 6 + which * 2;
+    const bool is_down = which == 2;
+    return {reinterpret_cast<const void*>(at[0]), reinterpret_cast<const void*>(at[1]),
+            is_down ? args_.latent : args_.inner, is_down ? args_.inner : args_.latent, args_.weight_type};
+  }
+
+  // Experts are taken in ranges whose intermediate rows fit; only the outputs of all pairs are kept to the end.
+  void run_slab(int64_t first, int64_t tokens) {
+    Scratch scratch;
+    const auto* x = static_cast<const E*>(args_.x) + first * args_.latent;
+    const PackedRows packed = pack(scratch, packing_, x, args_.type, tokens, args_.latent);
+    const Groups groups =
+        group_by_expert(scratch, args_.ids + first * args_.chosen, tokens, args_.chosen, args_.num_experts);
+    auto* outputs = scratch.take<E>(tokens * args_.chosen * args_.latent);
+    const int64_t most = at_least_one(args_.scratch_bytes / 4, args_.inner * (sizeof(E) + 4));
+    for (int64_t from = 0; from < args_.num_experts;) {
+      int64_t to = from + 1;
+      while (to < args_.num_experts && groups.starts[to + 1] - groups.starts[from] <= most) ++to;
+      run_experts(groups, from, to, packed, outputs);
+      from = to;
+    }
+    add_up(outputs, args_.weights + first * args_.chosen, tokens, static_cast<E*>(args_.y) + first * args_.latent);
+  }
+
+  void run_experts(const Groups& groups, int64_t from, int64_t to, const PackedRows& x, E* outputs) {
+    const int64_t base = groups.starts[from], pairs = groups.starts[to] - base;
+    if (pairs == 0) return;
+    Scratch scratch;
+    auto* inner = scratch.take<E>(pairs * args_.inner);
+    const int64_t up_bytes = type_bytes(args_.weight_type, 2 * args_.latent);
+    const Pieces up = cut(scratch, groups, from, to, args_.inner, up_bytes, 2 * args_.latent);
+    parallel(up.num_chunks, [&](int64_t chunk) {
+      for (int32_t at = up.chunks[chunk]; at < up.chunks[chunk + 1]; ++at)
+        go_up(groups, up.pieces[at], x, inner - base * args_.inner);
+    });
+    PackedRows packed = pack(scratch, packing_, inner, args_.type, pairs, args_.inner);
+    packed.data -= base * packed.stride;
+    const Pieces down =
+        cut(scratch, groups, from, to, args_.latent, type_bytes(args_.weight_type, args_.inner), args_.inner);
+    parallel(down.num_chunks, [&](int64_t chunk) {
+      for (int32_t at = down.chunks[chunk]; at < down.chunks[chunk + 1]; ++at)
+        go_down(groups, down.pieces[at], packed, outputs);
+    });
+  }
+
+  // situ(w1 x, w3 x) of one piece into rows of `inner`, one for each pair.
+  void go_up(const Groups& groups, const Piece& piece, const PackedRows& x, E* inner) const {
+    const Matrix w1 = matrix(piece.expert, 0), w3 = matrix(piece.expert, 1);
+    const int64_t width = piece.last - piece.first, start = groups.starts[piece.expert];
+    const int64_t count = groups.starts[piece.expert + 1] - start;
+    Scratch scratch;
+    auto *gates = scratch.take<float>(count * width), *ups = scratch.take<float>(count * width);
+    dot(w1, piece.first, piece.last, x, groups.tokens + start, count, gates, width);
+    dot(w3, piece.first, piece.last, x, groups.tokens + start, count, ups, width);
+    const F beta = set(args_.beta), linear_beta = set(args_.linear_beta);
+    for (int64_t i = 0; i < count; ++i) {
+      const float *gate = gates + i * width, *up = ups + i * width;
+      E* to = inner + (start + i) * args_.inner + piece.first;
+      for_vectors(width, [&](auto load, auto store, int64_t j) {
+        E rounded[2][kLanes];  // as the products of two linears would be
+        perilune::PERILUNE_ISA::store(rounded[0], load(gate + j));
+        perilune::PERILUNE_ISA::store(rounded[1], load(up + j));
+        store(to + j, situ(perilune::PERILUNE_ISA::load(rounded[0]), perilune::PERILUNE_ISA::load(rounded[1]), beta,
+                           linear_beta));
+      });
+    }
+  }
+
+  // w2 times the intermediate rows of one piece's expert into the pairs' rows of `outputs`.
+  void go_down(const Groups& groups, const Piece& piece, const PackedRows& inner, E* outputs) const {
+    const int64_t width = piece.last - piece.first, start = groups.starts[piece.expert];
+    const int64_t count = groups.starts[piece.expert + 1] - start;
+    Scratch scratch;
+    auto* y = scratch.take<float>(count * width);
+    PackedRows own = inner;
+    own.data += start * inner.stride;
+    dot(matrix(piece.expert, 2), piece.first, piece.last, own, nullptr, count, y, width);
+    for (int64_t i = 0; i < count; ++i) {
+      E* to = outputs + groups.pairs[start + i] * args_.latent + piece.first;
+      for_vectors(width, [&](auto load, auto store, int64_t j) { store(to + j, load(y + i * width + j)); });
+    }
+  }
+
+  void add_up(const E* outputs, const float* weights, int64_t tokens, E* y) const {
+    constexpr int64_t kStep = 1024;
+    const int64_t steps = (args_.latent + kStep - 1) / kStep;
+    parallel(tokens * steps, [&](int64_t chunk) {
+      const int64_t token = chunk / steps, first = chunk % steps * kStep;
+      const E* from = outputs + token * args_.chosen * args_.latent + first;
+      E* to = y + token * args_.latent + first;
+      for_vectors(args_.latent - first < kStep ? args_.latent - first : kStep, [&](auto load, auto store, int64_t i) {
+        F total = zero();
+        for (int64_t k = 0; k < args_.chosen; ++k)
+          total = fma(set(weights[token * args_.chosen + k]), load(from + k * args_.latent + i), total);
+        store(to + i, total);
+      });
+    });
+  }
+
+  const ExpertsArgs& args_;
+  const Packing packing_;
+};
+
+inline void moe_experts(const ExpertsArgs& args) {
+  with_element(args.type, [&](auto* e) {
+    using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;
+    ExpertPass<E>(args).run();
+  });
+}
+
+}  // namespace perilune::PERILUNE_ISA
