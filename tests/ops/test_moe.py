@@ -88,6 +88,14 @@ def test_scores_that_underflow_give_finite_weights():
     assert weights.tolist() == [[0.0, 0.0]]
 
 
+def test_a_token_that_is_not_a_number_still_names_experts():
+    x, bias = torch.full((2, 16), torch.nan), torch.tensor([0.0, 3.0, 1.0, 2.0])
+    x[1] = 0.0
+    ids, weights = ops.moe_route(x, torch.ones(4, 16), bias, 2, True, 1.0)
+    assert ids.tolist() == [[0, 1], [1, 3]]
+    assert weights.isnan().tolist() == [[True, True], [False, False]]
+
+
 @cases("situ")
 def test_situ_follows_the_formula(op_name, case):
     given = make_arguments(op_name, case)

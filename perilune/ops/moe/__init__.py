@@ -12,8 +12,8 @@ moe_experts(x, expert_ids, expert_weights, experts, beta, linear_beta) -> y: wei
     Expert outputs are rounded to x's dtype, their sum is float32; y [T, D] in x's dtype.
 moe_experts_mxfp4(x, expert_ids, expert_weights, experts, beta, linear_beta, int8_activations=False) -> y: the same from
     an `ExpertTable` of `PackedExpert`s, as `ops.mxfp4` describes the packing. With `int8_activations` the input of
-    every product, x and SiTU's result, is first rounded to int8 per 32 columns: x * (127 / largest magnitude), halves to
-    even, times largest magnitude / 127.
+    every product, x and SiTU's result, is first rounded to int8 per 32 columns: x * (127 / largest), halves to even,
+    times largest / 127, where `largest` is the group's largest magnitude.
 """
 
 from torch import Tensor

@@ -8,7 +8,6 @@ from perilune.ops.moe.expert_table import DenseExpert, E, ExpertTable, PackedExp
 from perilune.ops.mxfp4.reference import GROUP_SIZE
 from perilune.ops.registry import OpKey
 
-
 # Enough that a prompt of thousands of tokens meets each expert in few pieces.
 SCRATCH_BYTES = 256 << 20
 
