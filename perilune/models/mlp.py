@@ -20,5 +20,9 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, D] -> [T, D]."""
-        y: Tensor = self.down_proj(ops.situ(*self.projections(x), self.beta, self.linear_beta))
+        return self.finish(*self.projections(x))
+
+    def finish(self, gate: Tensor, up: Tensor) -> Tensor:
+        """What follows the two projections of x; gate, up [T, inner] -> [T, D]."""
+        y: Tensor = self.down_proj(ops.situ(gate, up, self.beta, self.linear_beta))
         return y

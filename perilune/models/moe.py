@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from perilune import ops
 from perilune.config.model import ModelConfig
-from perilune.models.layers import Linear, RMSNorm, parameter
+from perilune.models.layers import Linear, Projections, RMSNorm, parameter
 from perilune.models.mlp import MLP
 from perilune.ops.moe import DenseExpert, ExpertTable, PackedExpert
 from perilune.ops.mxfp4.reference import mxfp4_round
@@ -94,11 +94,13 @@ class LatentMoE(nn.Module):
         self.experts = experts
         self.routed_expert_norm = RMSNorm(latent, config.rms_norm_eps, dtype)
         self.routed_expert_up_proj = Linear(latent, hidden, dtype)
-        self.shared_experts = MLP(hidden, moe.shared_intermediate_size, *betas, dtype)
+        self.shared_experts = shared = MLP(hidden, moe.shared_intermediate_size, *betas, dtype)
+        self.projections = Projections(self.routed_expert_down_proj, shared.gate_proj, shared.up_proj)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, D], normed -> [T, D]."""
         expert_ids, expert_weights = self.gate(x)
-        routed = self.experts(self.routed_expert_down_proj(x), expert_ids, expert_weights)
-        y: Tensor = self.routed_expert_up_proj(self.routed_expert_norm(routed)) + self.shared_experts(x)
+        z, gate, up = self.projections(x)
+        routed = self.experts(z, expert_ids, expert_weights)
+        y: Tensor = self.routed_expert_up_proj(self.routed_expert_norm(routed)) + self.shared_experts.finish(gate, up)
         return y
