@@ -81,6 +81,19 @@ static void time_case(Case & c, const std::string & name, const std::string & de
             c.weights, repack ? repack_type() : ggml_backend_get_default_buffer_type(backend)));
     }
     buffers.push_back(ggml_backend_alloc_ctx_tensors(c.inputs, backend));
+    auto release = [&] {
+        for (ggml_backend_buffer_t buffer : buffers) {
+            ggml_backend_buffer_free(buffer);
+        }
+        for (ggml_context * context : {c.weights, c.inputs, c.results}) {
+            ggml_free(context);
+        }
+    };
+    // no `extra`: ggml has no repacked form of this type on this processor
+    if (repack && ggml_get_first_tensor(c.weights)->extra == nullptr) {
+        release();
+        return;
+    }
     for (ggml_context * context : {c.weights, c.inputs}) {
         for (ggml_tensor * t = ggml_get_first_tensor(context); t; t = ggml_get_next_tensor(context, t)) {
             if (!t->view_src) {
@@ -111,12 +124,7 @@ static void time_case(Case & c, const std::string & name, const std::string & de
     fflush(stdout);
 
     ggml_gallocr_free(allocator);
-    for (ggml_backend_buffer_t buffer : buffers) {
-        ggml_backend_buffer_free(buffer);
-    }
-    for (ggml_context * context : {c.weights, c.inputs, c.results}) {
-        ggml_free(context);
-    }
+    release();
 }
 
 // One layer's routed gate or up projection: `rows` token rows for each of 32 experts, 16 experts a token.
