@@ -9,8 +9,8 @@
 
 namespace perilune::PERILUNE_ISA {
 
-inline int64_t at_least(int64_t least, int64_t count) { return count < least ? least : count; }
-inline int64_t at_most(int64_t most, int64_t count) { return count > most ? most : count; }
+inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 inline void situ(const SituArgs& args) {
   constexpr int64_t kStep = 2048;
@@ -19,7 +19,7 @@ inline void situ(const SituArgs& args) {
     const auto *gate = static_cast<const E*>(args.gate), *up = static_cast<const E*>(args.up);
     auto* y = static_cast<E*>(args.y);
     parallel((args.count + kStep - 1) / kStep, [&](int64_t chunk) {
-      const int64_t first = chunk * kStep, count = at_most(kStep, args.count - first);
+      const int64_t first = chunk * kStep, count = smaller(kStep, args.count - first);
       for_vectors(count, [&](auto load, auto store, int64_t i) {
         const int64_t at = first + i;
         store(y + at, situ(load(gate + at), load(up + at), set(args.beta), set(args.linear_beta)));
@@ -84,14 +84,14 @@ inline double row_time(int64_t bytes, int64_t columns, int64_t count) {
 // Weight rows of a chunk, at least `least` so that packed rows are used more than once while they are in the cache.
 inline int64_t rows_of_chunk(const Matrix& w, int64_t count, int64_t least) {
   const auto rows = static_cast<int64_t>(kChunkTime / row_time(type_bytes(w.type, w.columns), w.columns, count));
-  return at_least(least, rows / least * least);
+  return larger(least, rows / least * least);
 }
 
 inline void moe_route(const RouteArgs& args) {
   constexpr int64_t kSlab = 512;  // tokens whose packed rows and logits are kept at a time
   const int64_t experts = args.weight.rows, columns = args.weight.columns;
   for (int64_t first = 0; first < args.tokens; first += kSlab) {
-    const int64_t tokens = at_most(kSlab, args.tokens - first);
+    const int64_t tokens = smaller(kSlab, args.tokens - first);
     Scratch scratch;
     const char* x = static_cast<const char*>(args.x) + type_bytes(args.type, first * columns);
     const PackedRows packed =
@@ -99,7 +99,7 @@ inline void moe_route(const RouteArgs& args) {
     auto* logits = scratch.take<float>(tokens * experts);
     const int64_t rows = rows_of_chunk(args.weight, tokens, 8);
     parallel((experts + rows - 1) / rows, [&](int64_t chunk) {
-      const int64_t from = chunk * rows, to = at_most(experts, from + rows);
+      const int64_t from = chunk * rows, to = smaller(experts, from + rows);
       dot(args.weight, from, to, packed, nullptr, tokens, logits + from, experts);
     });
     constexpr int64_t kStep = 8;
@@ -171,7 +171,7 @@ inline Pieces cut(Scratch& scratch, const Groups& groups, int64_t from, int64_t 
     const double each = row_time(bytes, columns, pairs);
     for (int64_t first = 0; first < rows;) {
       const auto wanted = static_cast<int64_t>((kChunkTime - time) / each) / kLeast * kLeast;
-      const int64_t last = at_most(rows, first + at_least(kLeast, wanted));
+      const int64_t last = smaller(rows, first + larger(kLeast, wanted));
       cut.pieces[count++] = {static_cast<int32_t>(expert), static_cast<int32_t>(first), static_cast<int32_t>(last)};
       time += each * static_cast<double>(last - first);
       first = last;
@@ -193,8 +193,8 @@ class ExpertPass {
 
   void run() {
     const int64_t bytes = args_.chosen * args_.latent * static_cast<int64_t>(sizeof(E));
-    const int64_t slab = at_least(1, args_.scratch_bytes / 2 / bytes);
-    for (int64_t first = 0; first < args_.tokens; first += slab) run_slab(first, at_most(slab, args_.tokens - first));
+    const int64_t slab = larger(1, args_.scratch_bytes / 2 / bytes);
+    for (int64_t first = 0; first < args_.tokens; first += slab) run_slab(first, smaller(slab, args_.tokens - first));
   }
 
  private:
@@ -290,7 +290,7 @@ class ExpertPass {
       const int64_t token = chunk / steps, first = chunk % steps * kStep;
       const E* from = outputs + token * args_.chosen * args_.latent + first;
       E* to = y + token * args_.latent + first;
-      for_vectors(at_most(kStep, args_.latent - first), [&](auto load, auto store, int64_t i) {
+      for_vectors(smaller(kStep, args_.latent - first), [&](auto load, auto store, int64_t i) {
         F total = zero();
         for (int64_t k = 0; k < args_.chosen; ++k)
           total = fma(set(weights[token * args_.chosen + k]), load(from + k * args_.latent + i), total);

@@ -42,12 +42,12 @@ class ExpertTable(tuple[E, ...]):
         columns = (weights.unbind() if isinstance(weights, Tensor) else weights for weights in (w1, w3, w2))
         return ExpertTable(DenseExpert(*weights) for weights in zip(*columns, strict=True))
 
-    @property
+    @cached_property
     def is_packed(self) -> bool:
         """Whether the experts are `PackedExpert`s."""
         return isinstance(self[0], PackedExpert)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, int, int]:
         """(E, I, D): experts, inner width, width of their input and output."""
         inner, columns = self[0][0].shape
