@@ -64,6 +64,10 @@ void linear(Address x, int type, Int tokens, const std::vector<MatrixTuple>& wei
                     static_cast<Int>(matrices.size()), int8_activations});
 }
 
+void quantize_rows(Address x, int type, Int rows, Int columns, int to, Address values, Address scales) {
+  kernels().quantize_rows({from(x), type_of(type), rows, columns, type_of(to), at(values), at<float>(scales)});
+}
+
 void moe_route(Address x, int type, Int tokens, const MatrixTuple& weight, Address bias, Int chosen, bool renormalize,
                float scaling, Address ids, Address weights) {
   kernels().moe_route({from(x), type_of(type), tokens, matrix(weight), from<float>(bias), chosen, renormalize, scaling,
@@ -163,6 +167,7 @@ NB_MODULE(_native, m) {
   m.def("set_num_threads", set_num_threads, free);
   m.def("read_bandwidth", read_bandwidth, free);
   m.def("linear", linear, free);
+  m.def("quantize_rows", quantize_rows, free);
   m.def("moe_route", moe_route, free);
   m.def("moe_experts", moe_experts, free);
   m.def("situ", situ, free);

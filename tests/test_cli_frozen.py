@@ -6,7 +6,8 @@ from perilune.cli.main import app
 
 SAMPLING = ["--max-tokens", "--seed", "--temperature", "--top-p"]
 TALKING = ["--effort", "--system"]
-ENGINE = ["--dtype", "--max-model-len", "--threads"]
+QUANTISED = ["--activations", "--dense-weights"]
+ENGINE = ["--dtype", "--max-model-len", "--threads", *QUANTISED]
 OPTIONS = {
     "perilune": ["--version"],
     "perilune serve": [
@@ -26,7 +27,7 @@ OPTIONS = {
     "perilune render": ["REQUEST", "--json", "--tokenizer"],
     "perilune verify": [],
     "perilune verify ops": ["--backend", "--json", "--op"],
-    "perilune verify logits": ["CHECKPOINT", "--dtype", "--golden", "--json", "--mode"],
+    "perilune verify logits": ["CHECKPOINT", "--backend", "--dtype", "--golden", "--json", "--mode", *QUANTISED],
 }
 
 

@@ -83,6 +83,18 @@ struct LinearArgs {
   bool int8_activations;
 };
 
+// values [rows, columns] of `to` (i8 or f8) and scales [rows] with x ~ values * scales, per row: scale = m / L and value =
+// x * (L / m) to the nearest even, m the row's largest magnitude (at least 1e-30), L the largest number of `to` (127 or
+// 448). A row with a number that is not finite gets the scale NaN.
+struct QuantizeArgs {
+  const void* x;
+  Type type;
+  int64_t rows, columns;
+  Type to;
+  void* values;
+  float* scales;
+};
+
 // Sigmoid router, wholly in float32: ids [tokens, chosen] and weights [tokens, chosen] of the largest scores + bias,
 // in descending order, ties to the lower id; weight = score (/ sum over the chosen + 1e-20) * scaling.
 struct RouteArgs {
@@ -295,6 +307,7 @@ struct IndexerArgs {
 struct Kernels {
   const char* isa;
   void (*linear)(const LinearArgs&);
+  void (*quantize_rows)(const QuantizeArgs&);
   void (*moe_route)(const RouteArgs&);
   void (*moe_experts)(const ExpertsArgs&);
   void (*situ)(const SituArgs&);

@@ -1,8 +1,6 @@
 """Maps the weights of a checkpoint into memory without copying them, after every check that the headers allow."""
 
-import mmap
-import warnings
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,12 +8,25 @@ from torch import Tensor
 
 from perilune.checkpoint.check import check_index
 from perilune.checkpoint.index import read_index
+from perilune.checkpoint.mapped import MappedFile
 from perilune.checkpoint.names import VISION_PARTS, Part, TensorFamily, parameter_name
 from perilune.checkpoint.safetensors import TensorEntry
 from perilune.config.model import ModelConfig
 from perilune.errors import CheckpointError
 
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "U8": torch.uint8}
+
+@dataclass(frozen=True)
+class MappedText:
+    """The text tensors of a checkpoint: where and what they are by stored name, and themselves by parameter name."""
+
+    entries: dict[str, TensorEntry]
+    families: dict[str, TensorFamily]
+    files: dict[Path, MappedFile]
+    state: dict[str, Tensor]
+
+    def file(self, name: str) -> MappedFile:
+        """The file that holds a tensor."""
+        return self.files[self.entries[name].file]
 
 
 def load_state(directory: Path, config: ModelConfig, *, check_scales: bool = False) -> dict[str, Tensor]:
@@ -25,29 +36,24 @@ def load_state(directory: Path, config: ModelConfig, *, check_scales: bool = Fal
     `k_norm.bias` comes as zeros. Vision tensors are checked but not mapped. `check_scales` also reads every
     MXFP4 scale. Raises CheckpointError.
     """
+    return map_text(directory, config, check_scales=check_scales).state
+
+
+def map_text(directory: Path, config: ModelConfig, *, check_scales: bool) -> MappedText:
+    """What `load_state` gives, and where it came from."""
     index = read_index(directory)
-    families = check_index(index, config)
-    text = {name: family for name, family in families.items() if family.part not in VISION_PARTS}
-    stored = map_tensors(index.entries[name] for name in text)
-    check_values(stored, text, config, check_scales=check_scales)
+    families = {n: f for n, f in check_index(index, config).items() if f.part not in VISION_PARTS}
+    entries = {name: index.entries[name] for name in families}
+    files = {file: MappedFile(file) for file in dict.fromkeys(entry.file for entry in entries.values())}
+    stored = {name: files[entry.file].tensor(entry) for name, entry in entries.items()}
+    check_values(stored, families, config, check_scales=check_scales)
     state = {parameter_name(name): tensor for name, tensor in stored.items()}
     if config.indexer is not None:
         for layer in config.full_attn_layers:
             prefix = f"model.layers.{layer}.self_attn.indexer.k_norm."
             if prefix + "bias" not in state:
                 state[prefix + "bias"] = torch.zeros_like(state[prefix + "weight"])
-    return state
-
-
-def map_tensors(entries: Iterable[TensorEntry]) -> dict[str, Tensor]:
-    """Maps the given entries: stored name -> tensor that shares the file's pages (a copy where it is misaligned)."""
-    shards: dict[Path, Tensor] = {}
-    tensors: dict[str, Tensor] = {}
-    for entry in entries:
-        if entry.file not in shards:
-            shards[entry.file] = _map_file(entry.file)
-        tensors[entry.name] = _view(shards[entry.file], entry)
-    return tensors
+    return MappedText(entries, families, files, state)
 
 
 def check_values(
@@ -62,19 +68,3 @@ def check_values(
             )
         if check_scales and name.endswith(".weight_scale") and bool((tensor == 255).any()):
             raise CheckpointError(f"{name} holds the scale byte 255 (NaN); allowed: 0 to 254")
-
-
-def _map_file(file: Path) -> Tensor:
-    with file.open("rb") as stream:
-        pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    with warnings.catch_warnings():
-        # torch warns that writing would be undefined; a writable private mapping would count against commit limits.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        return torch.frombuffer(pages, dtype=torch.uint8)
-
-
-def _view(shard: Tensor, entry: TensorEntry) -> Tensor:
-    raw, dtype = shard[entry.begin : entry.end], TORCH_DTYPES[entry.dtype]
-    if entry.begin % dtype.itemsize:
-        raw = raw.clone()
-    return raw.view(dtype).view(entry.shape)

@@ -36,6 +36,9 @@ class Part(StrEnum):
 
 
 VISION_PARTS = frozenset({Part.PROJECTOR, Part.VISION})
+_PROJECTED_PARTS = frozenset({Part.KDA, Part.MLA, Part.INDEXER, Part.DENSE, Part.MOE})
+# The router's choice is never rounded; the halves of kv_b are multiplied inside attention, not as linear maps.
+_NO_PROJECTION = frozenset({"gate", "kv_b_proj"})
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class TensorFamily:
     @property
     def tensor_bytes(self) -> int:
         return prod(self.shape) * {"F32": 4, "BF16": 2, "U8": 1}[self.dtypes[0]]
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether it is the weight [O, I] of a linear map within a layer, as online quantisation takes it."""
+        leaf = self.pattern.split(".")[-2]
+        return self.part in _PROJECTED_PARTS and len(self.shape) == 2 and leaf not in _NO_PROJECTION
 
     def names(self) -> Iterator[str]:
         for index in self.indices:

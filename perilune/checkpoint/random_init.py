@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perilune.checkpoint.loader import TORCH_DTYPES
+from perilune.checkpoint.mapped import TORCH_DTYPES
 from perilune.checkpoint.names import Part, TensorFamily, tensor_table
 from perilune.config.model import ModelConfig
 

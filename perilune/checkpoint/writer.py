@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from perilune.checkpoint.index import INDEX_NAME
-from perilune.checkpoint.loader import TORCH_DTYPES
+from perilune.checkpoint.mapped import TORCH_DTYPES
 from perilune.checkpoint.names import Part, TensorFamily, TensorTable, layer_of, parameter_name, tensor_table
 from perilune.config.model import ModelConfig
 from perilune.config.parse import model_config_to_dict

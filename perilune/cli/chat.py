@@ -31,6 +31,8 @@ def chat_command(
     top_p: options.TopP = 0.95,
     seed: options.Seed = None,
     dtype: options.Dtype = None,
+    dense_weights: options.DenseWeights = "stored",
+    activations: options.Activations = "exact",
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
 ) -> None:
@@ -42,10 +44,18 @@ def chat_command(
     backend: Backend
     if url is None:
         _refuse({"--model": model, "--api-key": api_key}, "without --url")
-        config = EngineConfig(dtype=dtype, max_model_len=max_model_len, max_num_seqs=1)
+        config = EngineConfig(
+            dtype=dtype,
+            dense_weights=dense_weights,
+            activations=activations,
+            max_model_len=max_model_len,
+            max_num_seqs=1,
+        )
         backend = LocalBackend(checkpoint, config, threads)
     else:
         local = {"CHECKPOINT": checkpoint, "--dtype": dtype, "--max-model-len": max_model_len, "--threads": threads}
+        local["--dense-weights"] = None if dense_weights == "stored" else dense_weights
+        local["--activations"] = None if activations == "exact" else activations
         _refuse(local, "with --url")
         backend = UrlBackend(url, model, env.api_key() if api_key is None else api_key)
     try:

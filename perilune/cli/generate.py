@@ -23,6 +23,8 @@ def generate_command(
     seed: options.Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be given again.")] = None,
     dtype: options.Dtype = None,
+    dense_weights: options.DenseWeights = "stored",
+    activations: options.Activations = "exact",
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
 ) -> None:
@@ -37,7 +39,14 @@ def generate_command(
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens, stop=tuple(stop or ())
     )
-    backend = LocalBackend(checkpoint, EngineConfig(dtype=dtype, max_model_len=max_model_len, max_num_seqs=1), threads)
+    config = EngineConfig(
+        dtype=dtype,
+        dense_weights=dense_weights,
+        activations=activations,
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+    )
+    backend = LocalBackend(checkpoint, config, threads)
     screen = Screen()
     try:
         if prompt is not None:

@@ -19,6 +19,12 @@ MaxModelLen = Annotated[
 Dtype = Annotated[
     str | None, typer.Option(help="Compute dtype: float32 or bfloat16; what suits this machine by default.")
 ]
+DenseWeights = Annotated[
+    str, typer.Option(help="Projections of the layers: stored, or made int8 or fp8 at load, half the bytes.")
+]
+Activations = Annotated[
+    str, typer.Option(help="exact, or int8: rounds what int8 and MXFP4 weights multiply, for speed.")
+]
 NumBlocks = Annotated[int | None, typer.Option(help="Size of the cache in blocks of 16 tokens.", min=1)]
 CacheMemory = Annotated[
     str | None, typer.Option(help="Size of the cache, as 512M or 4G; what is free by default.", metavar="SIZE")

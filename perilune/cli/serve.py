@@ -24,6 +24,8 @@ def serve_command(
     num_blocks: options.NumBlocks = None,
     cache_memory: options.CacheMemory = None,
     dtype: options.Dtype = None,
+    dense_weights: options.DenseWeights = "stored",
+    activations: options.Activations = "exact",
     threads: options.Threads = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,
 ) -> None:
@@ -42,6 +44,8 @@ def serve_command(
         num_blocks=num_blocks,
         cache_bytes=options.read_size(cache_memory),
         dtype=dtype,
+        dense_weights=dense_weights,
+        activations=activations,
     )
     bound = bind(host, port)
     client, tokenizer = start_engine(checkpoint, config, name=served_model_name, num_threads=threads)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from perilune.cli import options
+
 if TYPE_CHECKING:
     from perilune.verify.ops import OpsReport
 
@@ -27,13 +29,22 @@ def logits(
         Path, typer.Option(help="File with token_ids [T] and logits [T, vocab_size].", show_default=False)
     ],
     dtype: Annotated[str, typer.Option(help="Compute dtype: float32 or bfloat16.")] = "float32",
+    dense_weights: options.DenseWeights = "stored",
+    activations: options.Activations = "exact",
+    backend: Annotated[
+        str | None, typer.Option(help="Let it alone compute what it implements, as reference.", show_default=False)
+    ] = None,
     mode: Annotated[str, typer.Option(help="How the tokens are fed: whole, chunked:N or decode.")] = "whole",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Replay a golden file's tokens and print how far the logits are from the golden ones."""
-    from perilune.verify.logits import verify_logits
+    from perilune.config.engine import EngineConfig
+    from perilune.verify.logits import only, verify_logits
 
-    report = asdict(verify_logits(checkpoint, golden, dtype=dtype, mode=mode))
+    config = EngineConfig(
+        dtype=dtype, dense_weights=dense_weights, activations=activations, ops=only(backend) if backend else {}
+    )
+    report = asdict(verify_logits(checkpoint, golden, config, mode=mode))
     if as_json:
         typer.echo(json.dumps(report))
         return

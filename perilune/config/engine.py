@@ -1,4 +1,4 @@
-"""The engine's settings: limits, cache size, compute dtype, and which implementation an op must use.
+"""The engine's settings: limits, cache size, compute dtype, quantisation, and which implementation an op must use.
 
 Says what was asked for; what a machine makes of the open values is decided where the engine is built.
 """
@@ -11,6 +11,10 @@ from perilune.config.model import NormEps
 from perilune.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
+STORED, INT8, FP8 = "stored", "int8", "fp8"
+EXACT = "exact"
+DENSE_WEIGHTS = (STORED, INT8, FP8)
+ACTIVATIONS = (EXACT, INT8)
 
 # what is served when no checkpoint is named
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "demo"
@@ -23,9 +27,11 @@ class EngineConfig:
     `max_num_seqs` requests run at once and one step computes at most `max_num_batched_tokens` tokens.
     `max_model_len` None takes the model's own context, cut to what the cache holds. The cache is sized by
     `num_blocks` (of `block_size` tokens) or by `cache_bytes`, or, with both None, by the memory that is free.
-    `dtype` None is bfloat16, whose weights stay mapped; a model whose float32 copy is small beside the free memory gets
-    float32, unless the processor multiplies bfloat16 much faster. `ops` maps an op's name to
-    the backend it must use.
+    `dtype` None is bfloat16; a model that is small beside the free memory even in float32 gets float32, unless the
+    processor multiplies bfloat16 much faster. `dense_weights` says what the projections of the layers (attention,
+    indexer, dense and shared experts, latents) are made into at load: "stored" keeps them mapped, "int8" and "fp8"
+    (E4M3) hold 8 bits and a scale per output. `activations` "int8" rounds what int8 and MXFP4 weights are multiplied
+    with, per 32 columns. `ops` maps an op's name to the backend it must use.
     """
 
     max_num_seqs: int = 16
@@ -35,6 +41,8 @@ class EngineConfig:
     cache_bytes: int | None = None
     num_blocks: int | None = None
     dtype: str | None = None
+    dense_weights: str = STORED
+    activations: str = EXACT
     eps: NormEps = field(default_factory=NormEps)
     ops: Mapping[str, str] = field(default_factory=dict)
 
@@ -56,6 +64,9 @@ class EngineConfig:
             )
         if self.dtype is not None and self.dtype not in COMPUTE_DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; allowed are {', '.join(COMPUTE_DTYPES)}")
+        for name, allowed in (("dense_weights", DENSE_WEIGHTS), ("activations", ACTIVATIONS)):
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
         self._check_eps()
         for op, backend in self.ops.items():
             if not (isinstance(op, str) and isinstance(backend, str)):

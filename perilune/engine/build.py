@@ -1,5 +1,6 @@
 """From a checkpoint directory and settings to an engine: the one place that puts the parts together."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -7,22 +8,26 @@ import torch
 from perilune.cache.manager import CacheManager
 from perilune.cache.storage import CacheStorage
 from perilune.checkpoint.loader import load_state
-from perilune.config.engine import EngineConfig
+from perilune.checkpoint.quantise import load_quantised_state
+from perilune.config.engine import FP8, INT8, STORED, EngineConfig
 from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.memory import plan_cache
 from perilune.engine.runner import ModelRunner
+from perilune.errors import CapacityError, ConfigError
 from perilune.models.accounting import account
 from perilune.models.model import KimiModel, build_model
+from perilune.ops.linear import LinearWeight
 from perilune.ops.registry import apply_overrides
 from perilune.platform import available_memory_bytes, bfloat16_pays
 from perilune.text.tokenizer import Tokenizer
 
-# float32 needs a copy of every weight that is stored in bfloat16: only a model that is small here may have one
+# What is small enough to compute in float32, as a share of the free memory with every weight in it.
 FLOAT32_SHARE = 0.125
 
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_QUANTISED_DTYPES = {INT8: torch.int8, FP8: torch.float8_e4m3fn}
 
 
 def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
@@ -35,12 +40,31 @@ def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
     return assemble_engine(load_model(checkpoint, config), tokenizer, config)
 
 
-def load_model(checkpoint: Path, config: EngineConfig) -> KimiModel:
-    """Load a checkpoint's text model in the dtype and on the ops that `config` asks for; raises as `build_engine`."""
+def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = False) -> KimiModel:
+    """Load a checkpoint's text model in the dtypes and on the ops that `config` asks for; raises as `build_engine`."""
     apply_overrides(config.ops)
     model_config = load_model_config(checkpoint)
-    dtype = config.dtype or _suitable_dtype(model_config)
-    return build_model(model_config, load_state(checkpoint, model_config), config.eps, _TORCH_DTYPES[dtype])
+    dtype = _TORCH_DTYPES[config.dtype or _suitable_dtype(model_config)]
+    state = _load(checkpoint, model_config, config.dense_weights, check_scales)
+    is_int8 = config.activations == INT8
+    if is_int8 and config.dense_weights != INT8 and not any(name.endswith(".weight_packed") for name in state):
+        raise ConfigError(
+            f"activations is int8, which multiplies int8 and MXFP4 weights, and {checkpoint} loaded with dense_weights "
+            f"{config.dense_weights!r} has neither: set dense_weights to int8, or leave activations at exact"
+        )
+    return build_model(model_config, state, config.eps, dtype, int8_activations=is_int8)
+
+
+def _load(checkpoint: Path, config: ModelConfig, dense_weights: str, check_scales: bool) -> Mapping[str, LinearWeight]:
+    if dense_weights == STORED:
+        return load_state(checkpoint, config, check_scales=check_scales)
+    needed, available = account(config, is_quantised=True).converted_bytes, available_memory_bytes()
+    if needed > available:
+        raise CapacityError(
+            f"dense_weights is {dense_weights}, which takes {needed} bytes, and {available} are free: "
+            f"leave it at {STORED}, whose weights stay in the file, or free memory"
+        )
+    return load_quantised_state(checkpoint, config, _QUANTISED_DTYPES[dense_weights], check_scales=check_scales)
 
 
 def _suitable_dtype(config: ModelConfig) -> str:

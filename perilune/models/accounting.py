@@ -27,7 +27,7 @@ INDEX_FORMATS: dict[str, Callable[[IndexerConfig], int]] = {
 
 @dataclass(frozen=True)
 class PartAccount:
-    """Totals of one part: tensors and bytes as released; active parameters are those one text token uses."""
+    """Totals of one part: tensors and bytes as they are held; active parameters are those one text token uses."""
 
     tensors: int
     parameters: int
@@ -38,9 +38,13 @@ class PartAccount:
 
 @dataclass(frozen=True)
 class ModelAccount:
-    """Parameters and bytes of one configuration in the released storage, part by part."""
+    """Parameters and bytes of one configuration, part by part.
+
+    `converted_bytes` are those that quantising at load makes; the rest stays in the mapped files.
+    """
 
     parts: dict[Part, PartAccount]
+    converted_bytes: int
 
     @property
     def tensors(self) -> int:
@@ -72,24 +76,28 @@ class ModelAccount:
 
     @property
     def float32_copy_bytes(self) -> int:
-        """Bytes that a model computing in float32 takes on top of the mapped files; packed experts need no copy."""
+        """Bytes of all weights but packed experts in float32: what a model that must widen them takes at most."""
         return 4 * (self.parameters_total - self.parts[Part.EXPERTS].parameters)
 
     def _text(self) -> Iterable[PartAccount]:
         return (account for part, account in self.parts.items() if part not in VISION_PARTS)
 
 
-def account(config: ModelConfig) -> ModelAccount:
-    """Adds up the table of tensors, part by part."""
+def account(config: ModelConfig, *, is_quantised: bool = False) -> ModelAccount:
+    """Adds up the table of tensors, part by part: as released, or with projections quantised to 8 bits at load."""
     families = [family for family in tensor_table(config).families if family.is_released]
     order = [part for part in Part if any(family.part is part for family in families)]
-    return ModelAccount({part: _account_part(part, families, config) for part in order})
+    projections = [family for family in families if family.is_projection] if is_quantised else []
+    return ModelAccount(
+        {part: _account_part(part, families, config, is_quantised) for part in order},
+        sum(family.num_tensors * _tensor_bytes(family, is_quantised) for family in projections),
+    )
 
 
-def _account_part(part: Part, families: list[TensorFamily], config: ModelConfig) -> PartAccount:
+def _account_part(part: Part, families: list[TensorFamily], config: ModelConfig, is_quantised: bool) -> PartAccount:
     own = [family for family in families if family.part is part]
     parameters = sum(family.num_tensors * family.parameters for family in own)
-    num_bytes = sum(family.num_tensors * family.tensor_bytes for family in own)
+    num_bytes = sum(family.num_tensors * _tensor_bytes(family, is_quantised) for family in own)
     used, stored = _used_share(part, config)
     return PartAccount(
         tensors=sum(family.num_tensors for family in own),
@@ -98,6 +106,13 @@ def _account_part(part: Part, families: list[TensorFamily], config: ModelConfig)
         bytes=num_bytes,
         bytes_active=num_bytes * used // stored,
     )
+
+
+def _tensor_bytes(family: TensorFamily, is_quantised: bool) -> int:
+    """An 8-bit projection is one byte an entry and a float32 scale per output."""
+    if is_quantised and family.is_projection:
+        return family.parameters + 4 * family.shape[0]
+    return family.tensor_bytes
 
 
 def _used_share(part: Part, config: ModelConfig) -> tuple[int, int]:

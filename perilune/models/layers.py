@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from perilune import ops
-from perilune.ops.linear import WeightGroup
+from perilune.ops.linear import ChannelScaled, LinearWeight, WeightGroup
 
 
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -13,15 +13,28 @@ def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """y = x W^T without bias; weight [out, in]."""
+    """y = x W^T without bias; weight [out, in] is a parameter, or what `quantise` put in its place.
+
+    With `int8_activations` int8 weights multiply an x that is rounded to int8; others ignore it.
+    """
+
+    weight: LinearWeight
 
     def __init__(self, in_features: int, out_features: int, dtype: torch.dtype):
         super().__init__()
+        self.int8_activations = False
         self.weight = parameter(out_features, in_features, dtype=dtype)
+
+    def quantise(self, weight: ChannelScaled) -> None:
+        """Takes a quantised weight for the parameter."""
+        assert isinstance(self.weight, Tensor)
+        assert weight.values.shape == self.weight.shape
+        del self.weight
+        self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out]."""
-        y: Tensor = ops.dense_linear(x, self.weight)
+        y: Tensor = ops.dense_linear(x, self.weight, self.int8_activations)
         return y
 
 
@@ -34,7 +47,8 @@ class Projections:
 
     def __call__(self, x: Tensor) -> list[Tensor]:
         """x [T, in] -> [T, out] of each linear."""
-        y: list[Tensor] = ops.linear_group(x, self._frozen or self._weights())
+        weights = self._frozen or self._weights()
+        y: list[Tensor] = ops.linear_group(x, weights, self._linears[0].int8_activations)
         return y
 
     def _weights(self) -> WeightGroup:
@@ -67,12 +81,13 @@ class RMSNorm(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Rows of weight [vocab, D]."""
+    """Rows of weight [vocab, D], which may be stored narrower than the compute dtype."""
 
     def __init__(self, vocab_size: int, size: int, dtype: torch.dtype):
         super().__init__()
+        self.dtype = dtype
         self.weight = parameter(vocab_size, size, dtype=dtype)
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """token_ids [T] -> [T, D]."""
-        return nn.functional.embedding(token_ids, self.weight)
+        return nn.functional.embedding(token_ids, self.weight).to(self.dtype)

@@ -13,8 +13,12 @@ from perilune.models import dsa, kda, mla
 from perilune.models.block import DecoderLayer, MixingQuery
 from perilune.models.inputs import ForwardBatch
 from perilune.models.layers import Embedding, Linear, RMSNorm, Weight
-from perilune.models.moe import Experts, TrainableExperts
+from perilune.models.moe import Experts, Router, TrainableExperts
+from perilune.ops.linear import ChannelScaled, LinearWeight, multiplies_bfloat16_with
 from perilune.ops.moe import DenseExpert, PackedExpert
+
+# Their ops take a weight that is narrower than the activations.
+MATRIX_MODULES = (Linear, Embedding, Router)
 
 
 class Backbone(nn.Module):
@@ -80,10 +84,19 @@ def trainable_model(config: ModelConfig, eps: NormEps) -> KimiModel:
     return KimiModel(config, eps, experts, torch.float32)
 
 
-def build_model(config: ModelConfig, state: Mapping[str, Tensor], eps: NormEps, dtype: torch.dtype) -> KimiModel:
+def build_model(
+    config: ModelConfig,
+    state: Mapping[str, LinearWeight],
+    eps: NormEps,
+    dtype: torch.dtype,
+    *,
+    int8_activations: bool = False,
+) -> KimiModel:
     """Builds the model around a checkpoint's tensors (names without `language_model.`), copying only to change a dtype.
 
-    `state` maps every parameter and expert tensor; a missing one raises CheckpointError.
+    `state` maps every parameter and expert tensor; a missing one raises CheckpointError. Linears take quantised
+    weights too. A float32 model keeps bfloat16 matrices where an op multiplies them as they lie. `int8_activations`
+    reaches every op that can use them.
     """
     with torch.device("meta"):
         experts = [
@@ -91,30 +104,52 @@ def build_model(config: ModelConfig, state: Mapping[str, Tensor], eps: NormEps, 
             for layer in range(config.num_hidden_layers)
         ]
         model = KimiModel(config, eps, experts, dtype)
-    tensors = {
-        name: _find(state, name).to(parameter.dtype).view(parameter.shape)
-        for name, parameter in model.named_parameters()
-    }
+    tensors: dict[str, Tensor] = {}
+    takes_bfloat16 = multiplies_bfloat16_with(dtype)
+    for path, module in model.named_modules():
+        for leaf, parameter in list(module.named_parameters(path, recurse=False)):
+            stored = _find(state, leaf)
+            if isinstance(stored, ChannelScaled):
+                assert isinstance(module, Linear), leaf
+                module.quantise(stored)
+                continue
+            stays = takes_bfloat16 and isinstance(module, MATRIX_MODULES) and stored.dtype is torch.bfloat16
+            tensors[leaf] = (stored if stays else stored.to(parameter.dtype)).view(parameter.shape)
+        if isinstance(module, Linear | Experts):
+            module.int8_activations = int8_activations
     model.load_state_dict(tensors, strict=True, assign=True)
     return model.requires_grad_(False).eval()
 
 
-def _find(state: Mapping[str, Tensor], name: str) -> Tensor:
+def _find(state: Mapping[str, LinearWeight], name: str) -> LinearWeight:
     if name not in state:
         raise CheckpointError(f"the checkpoint has no tensor language_model.{name}")
     return state[name]
 
 
+def _find_tensor(state: Mapping[str, LinearWeight], name: str) -> Tensor:
+    tensor = _find(state, name)
+    assert isinstance(tensor, Tensor), name
+    return tensor
+
+
 def _layer_experts(
-    config: ModelConfig, layer: int, state: Mapping[str, Tensor], dtype: torch.dtype
+    config: ModelConfig, layer: int, state: Mapping[str, LinearWeight], dtype: torch.dtype
 ) -> list[PackedExpert] | list[DenseExpert]:
     prefix = f"model.layers.{layer}.block_sparse_moe.experts"
     names = [f"{prefix}.{expert}" for expert in range(config.moe.num_experts)]
     if f"{names[0]}.w1.weight_packed" in state:
         return [
             PackedExpert(
-                *(_find(state, f"{name}.{w}.weight_{x}") for w in ("w1", "w3", "w2") for x in ("packed", "scale"))
+                *(
+                    _find_tensor(state, f"{name}.{w}.weight_{x}")
+                    for w in ("w1", "w3", "w2")
+                    for x in ("packed", "scale")
+                )
             )
             for name in names
         ]
-    return [DenseExpert(*(_find(state, f"{name}.{w}.weight").to(dtype) for w in ("w1", "w3", "w2"))) for name in names]
+    return [
+        DenseExpert(*(_find_tensor(state, f"{name}.{w}.weight").to(dtype) for w in ("w1", "w3", "w2")))
+        for name in names
+    ]

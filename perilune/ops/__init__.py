@@ -19,6 +19,7 @@ _HOMES = {
     "moe_experts_mxfp4": "moe",
     "moe_route": "moe",
     "mxfp4_linear": "mxfp4",
+    "quantize_rows": "linear",
     "rms_norm": "norm",
     "short_conv": "conv",
     "situ": "moe",

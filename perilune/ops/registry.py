@@ -110,6 +110,10 @@ class Op(Generic[P, R]):
         self._forced = backend
         self._resolved.clear()
 
+    def backend(self, key: OpKey) -> str:
+        """The backend that serves calls with `key`; BackendError where none does."""
+        return self._choose(key).backend
+
     def explain(self, key: OpKey) -> list[Candidate]:
         """All candidates for `key` in the order they are asked, with the reason of each refusal."""
         found: list[Candidate] = []

@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perilune.checkpoint.loader import load_state
-from perilune.config.engine import COMPUTE_DTYPES
-from perilune.config.model import ModelConfig, NormEps
+from perilune import ops
+from perilune.config.engine import EngineConfig
+from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
+from perilune.engine.build import load_model
 from perilune.errors import CheckpointError, ConfigError
-from perilune.models.model import KimiModel, build_model
+from perilune.models.model import KimiModel
+from perilune.ops.registry import all_ops, apply_overrides
 from perilune.verify.replay import Replay
 
 MODES = "whole, chunked:N (N tokens at a time) or decode (one at a time)"
@@ -46,28 +48,36 @@ class LogitsReport:
 
 
 def verify_logits(
-    checkpoint: Path, golden_file: Path, *, dtype: str = "float32", mode: str = "whole", eps: NormEps | None = None
+    checkpoint: Path, golden_file: Path, config: EngineConfig | None = None, *, mode: str = "whole"
 ) -> LogitsReport:
-    """Load `checkpoint`, replay the golden file's tokens in the given mode and compare all logits.
+    """Load `checkpoint` as `config` says (float32 without one), replay the golden file's tokens, compare all logits.
 
-    Raises ConfigError for a wrong mode, dtype or golden file, CheckpointError for a checkpoint that is damaged or
-    gives logits that are not finite.
+    Raises ConfigError for a wrong mode or golden file, CheckpointError for a checkpoint that is damaged or gives
+    logits that are not finite, and what `load_model` raises.
     """
-    if dtype not in COMPUTE_DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; allowed are {', '.join(COMPUTE_DTYPES)}")
     parse_mode(mode, 1)
-    config = load_model_config(checkpoint)
-    golden = read_golden(golden_file, config)
-    model = build_model(
-        config, load_state(checkpoint, config, check_scales=True), eps or NormEps(), getattr(torch, dtype)
-    )
-    ours_TV = replay_logits(model, golden.token_ids, mode)
+    golden = read_golden(golden_file, load_model_config(checkpoint))
+    try:
+        model = load_model(checkpoint, config or EngineConfig(dtype="float32"), check_scales=True)
+        ours_TV = replay_logits(model, golden.token_ids, mode)
+    finally:
+        apply_overrides({})
     broken = (~ours_TV.isfinite().all(dim=-1)).nonzero().flatten()
     if len(broken):
+        dtype = str(model.dtype).removeprefix("torch.")
         raise CheckpointError(
             f"{checkpoint}: in {dtype} the logits of position {int(broken[0])} are not finite; the weights are damaged"
         )
     return compare_logits(golden.logits, ours_TV)
+
+
+def only(backend: str) -> dict[str, str]:
+    """Overrides that let one backend alone compute what it implements; ConfigError for one that implements nothing."""
+    ops.load_all()
+    named = {name: backend for name, op in all_ops().items() if op.implementation(backend) is not None}
+    if not named:
+        raise ConfigError(f"backend is {backend!r}, which implements no op; reference implements all")
+    return named
 
 
 def parse_mode(mode: str, num_tokens: int) -> int:

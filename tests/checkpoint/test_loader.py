@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from perilune.checkpoint.index import read_index
-from perilune.checkpoint.loader import load_state, map_tensors
+from perilune.checkpoint.loader import load_state
+from perilune.checkpoint.mapped import MappedFile
 from perilune.checkpoint.random_init import random_tensors
 from perilune.checkpoint.safetensors import read_header
 from perilune.checkpoint.writer import write_checkpoint
@@ -31,6 +32,13 @@ def test_mapped_tensors_equal_those_of_the_reference_library(goldens_dir):
                 assert torch.equal(state[name.removeprefix("language_model.")], reference.get_tensor(name)), name
                 seen += 1
     assert seen == len(state)
+
+
+def map_tensors(entries):
+    """Tensors of the given entries by name, each file mapped once."""
+    entries = list(entries)
+    files = {file: MappedFile(file) for file in {entry.file for entry in entries}}
+    return {entry.name: files[entry.file].tensor(entry) for entry in entries}
 
 
 def test_nothing_is_copied(micro_checkpoint, config):

@@ -40,3 +40,12 @@ def test_a_system_message_and_a_stop_text_have_an_effect(tiny_checkpoint):
     stopped = generate(*arguments, "--stop", middle)
     assert stopped.stdout.rstrip("\n") == plain[: plain.index(middle)]
     assert "cut" not in stopped.stderr
+
+
+def test_quantised_weights_and_activations_are_an_option_and_change_the_text(tiny_checkpoint):
+    arguments = (tiny_checkpoint, "--prompt", "The moon", "--max-tokens", 12)
+    texts = {
+        generate(*arguments, *quantised).stdout
+        for quantised in ([], ["--dense-weights", "fp8"], ["--dense-weights", "int8", "--activations", "int8"])
+    }
+    assert len(texts) == 3

@@ -22,6 +22,8 @@ def test_defaults_are_accepted_and_leave_the_machine_s_choices_open():
         ({"cache_bytes": 0}, "cache_bytes is 0"),
         ({"num_blocks": "9"}, "num_blocks is '9'"),
         ({"dtype": "float16"}, "float32, bfloat16"),
+        ({"dense_weights": "int4"}, "dense_weights is 'int4'; allowed are stored, int8, fp8"),
+        ({"activations": "fp8"}, "activations is 'fp8'; allowed are exact, int8"),
         ({"eps": NormEps(latent=0.0)}, "eps.latent is 0.0"),
         ({"eps": NormEps(l2=float("nan"))}, "eps.l2 is nan"),
         ({"ops": {"kda_chunk": 1}}, "kda_chunk"),

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from perilune.checkpoint.loader import load_state
 from perilune.config.engine import EngineConfig
 from perilune.engine import build
 from perilune.engine.build import assemble_engine, build_engine, load_model
@@ -154,3 +155,29 @@ def test_a_model_that_is_large_beside_the_free_memory_stays_in_bfloat16(
     monkeypatch.setattr(build, "available_memory_bytes", lambda: available)
     monkeypatch.setattr(build, "bfloat16_pays", lambda: False)
     assert load_model(micro_checkpoint, EngineConfig()).dtype is dtype
+
+
+@pytest.mark.parametrize(("dense_weights", "values"), [("int8", torch.int8), ("fp8", torch.float8_e4m3fn)])
+def test_a_quantised_engine_generates(random_checkpoint, dense_weights, values):
+    core = build_engine(random_checkpoint, settings(dense_weights=dense_weights, activations="int8"))
+    (outputs,) = run(core, [GenerateRequest("r", (5, 6, 7), SamplingParams(max_tokens=4, ignore_eos=True))]).values()
+    assert len(tokens_of(outputs)) == 4
+    model = load_model(random_checkpoint, settings(dense_weights=dense_weights))
+    assert model.model.layers[1].self_attn.o_proj.weight.values.dtype is values
+
+
+def test_quantised_weights_that_do_not_fit_are_refused(random_checkpoint, monkeypatch):
+    monkeypatch.setattr(build, "available_memory_bytes", lambda: 10_000)
+    with pytest.raises(CapacityError, match=r"dense_weights is fp8, which takes \d+ bytes, and 10000 are free"):
+        load_model(random_checkpoint, settings(dense_weights="fp8"))
+    load_model(random_checkpoint, settings())
+
+
+def test_int8_activations_without_a_weight_for_them_are_refused(random_checkpoint, monkeypatch):
+    def unpacked(*args, **kwargs):
+        state = load_state(*args, **kwargs)
+        return {name: tensor for name, tensor in state.items() if "weight_packed" not in name}
+
+    monkeypatch.setattr(build, "load_state", unpacked)
+    with pytest.raises(ConfigError, match="set dense_weights to int8, or leave activations at exact"):
+        load_model(random_checkpoint, settings(activations="int8"))

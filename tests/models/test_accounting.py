@@ -122,3 +122,25 @@ def test_operations_without_context_are_two_per_active_matrix_entry(k3):
 
 def test_a_float32_model_copies_everything_but_the_packed_experts(k3):
     assert account(k3).float32_copy_bytes == 4 * (56_732_525_568 + 11_120_224)
+
+
+def test_quantising_saves_a_byte_an_entry_less_a_scale_per_output(k3):
+    stored, quantised = account(k3), account(k3, is_quantised=True)
+    kda = [(12288, 7168)] * 4 + [(96, 7168), (128, 7168), (12288, 128), (7168, 12288)]
+    mla = [(1536, 7168), (96 * 192, 1536), (576, 7168), (12288, 7168), (7168, 12288)]
+    moe = [(3584, 7168), (7168, 3584), (6144, 7168), (6144, 7168), (7168, 6144)]
+    dense = [(33792, 7168), (33792, 7168), (7168, 33792)]
+    made = 0
+    for part, layers, shapes in [(Part.KDA, 69, kda), (Part.MLA, 24, mla), (Part.MOE, 92, moe), (Part.DENSE, 1, dense)]:
+        saved = sum(outputs * columns - 4 * outputs for outputs, columns in shapes)
+        assert stored.parts[part].bytes - quantised.parts[part].bytes == layers * saved, part
+        made += layers * sum(outputs * columns + 4 * outputs for outputs, columns in shapes)
+    assert quantised.converted_bytes == made
+    kept = (Part.EMBEDDING, Part.LM_HEAD, Part.NORMS, Part.EXPERTS, Part.VISION, Part.PROJECTOR)
+    assert all(stored.parts[part] == quantised.parts[part] for part in kept)
+
+
+def test_a_decode_step_of_the_quantised_model_reads_what_the_published_plan_says(k3):
+    """88 GB a token with attention, shared experts and dense layer in 8 bits; latents and kv_b count for the rest."""
+    latents = 92 * 2 * 3584 * 7168
+    assert account(k3, is_quantised=True).decode_weight_bytes == pytest.approx(87.9e9 - latents, rel=0.01)

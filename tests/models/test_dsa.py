@@ -34,7 +34,7 @@ def test_beyond_top_k_each_query_gets_its_own_rows(model):
 def test_index_keys_are_mean_free_before_the_bias(model):
     indexer = model.model.layers[1].self_attn.indexer
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
-    raw = x @ indexer.wk.weight.T
+    raw = x @ indexer.wk.weight.float().T
     centred = raw - raw.mean(-1, keepdim=True)
     normed = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
     expected = normed * indexer.k_norm.weight + indexer.k_norm.bias
@@ -45,6 +45,6 @@ def test_head_weights_are_scaled_and_may_be_negative(model):
     indexer = model.model.layers[1].self_attn.indexer
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
     weights = indexer.head_weights(x)
-    assert torch.allclose(weights, x @ indexer.weights_proj.weight.T / (4 * 32) ** 0.5, atol=1e-6)
+    assert torch.allclose(weights, x @ indexer.weights_proj.weight.float().T / (4 * 32) ** 0.5, atol=1e-6)
     assert (weights < 0).any()
     assert (weights > 0).any()

@@ -19,7 +19,7 @@ def latent_rows(attention, x):
 
 def test_the_cached_row_is_the_normed_latent_and_the_raw_shared_part(model):
     attention, x = mixer(model), some_x(5)
-    projected = x @ attention.kv_a_proj_with_mqa.weight.T
+    projected = x @ attention.kv_a_proj_with_mqa.weight.float().T
     latent, shared = projected[:, :32], projected[:, 32:]
     latent = latent / (latent.square().mean(-1, keepdim=True) + 1e-6).sqrt() * attention.kv_a_layernorm.weight
     assert torch.allclose(latent_rows(attention, x), torch.cat((latent, shared), -1), atol=1e-6)
@@ -52,8 +52,8 @@ def test_a_lone_token_attends_to_itself_and_its_output_is_gated_by_the_layers_in
     attention, x = mixer(model), some_x(1)
     _, w_uv = attention.absorbed_weights()
     value = (w_uv @ latent_rows(attention, x)[0, :32]).flatten()
-    gate = 1 / (1 + torch.exp(-x @ attention.g_proj.weight.T))
-    expected = (value * gate) @ attention.o_proj.weight.T
+    gate = 1 / (1 + torch.exp(-x @ attention.g_proj.weight.float().T))
+    expected = (value * gate) @ attention.o_proj.weight.float().T
     found = attention(x, ForwardBatch.whole(torch.zeros(1, 1, dtype=torch.int64)))
     assert torch.allclose(found, expected, atol=1e-6)
     assert found.abs().max() > 1e-3

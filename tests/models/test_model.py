@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from perilune.checkpoint.quantise import load_quantised_state
 from perilune.config.model import NormEps
 from perilune.errors import CheckpointError
 from perilune.models.inputs import ForwardBatch
+from perilune.models.layers import Linear
 from perilune.models.model import build_model, trainable_model
+from perilune.ops.linear import ChannelScaled
 from perilune.ops.mxfp4.reference import mxfp4_dequantize
 from tests.models.passes import filled_cache, pass_over
 
@@ -139,6 +142,49 @@ def test_building_copies_only_to_change_a_dtype(config, state):
     expert = model.model.layers[1].block_sparse_moe.experts.table[2]
     stored = "model.layers.1.block_sparse_moe.experts.2.w3.weight_packed"
     assert expert.w3_packed.data_ptr() == state[stored].data_ptr()
+
+
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_a_float32_model_widens_its_matrices_only_where_no_op_takes_them_as_they_are(
+    config, state, model, monkeypatch, multiplies
+):
+    monkeypatch.setattr("perilune.models.model.multiplies_bfloat16_with", lambda dtype: multiplies)
+    built = build_model(config, state, NormEps(), torch.float32)
+    kept = {name for name, parameter in built.named_parameters() if parameter.dtype is torch.bfloat16}
+    matrices = {name for name, parameter in built.named_parameters() if parameter.ndim == 2}
+    others = {name for name in matrices if name.endswith(("kv_b_proj.weight", "res_proj.weight"))}
+    assert kept == (matrices - others if multiplies else set())
+    assert all(built.get_parameter(name).data_ptr() == state[name].data_ptr() for name in kept)
+    batch = ForwardBatch.whole(torch.tensor([TOKENS]))
+    assert torch.allclose(built(batch), model(batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_weights_take_the_place_of_every_projection(config, micro_checkpoint, dtype):
+    quantised = load_quantised_state(micro_checkpoint, config, dtype)
+    built = build_model(config, quantised, NormEps(), torch.float32, int8_activations=True)
+    linears = {name: module for name, module in built.model.named_modules() if isinstance(module, Linear)}
+    assert all(linear.weight is quantised[f"model.{name}.weight"] for name, linear in linears.items())
+    assert isinstance(built.lm_head.weight, torch.Tensor)
+    assert all(linear.int8_activations for linear in linears.values())
+    assert built.model.layers[1].block_sparse_moe.experts.int8_activations
+    assert (
+        not build_model(config, quantised, NormEps(), torch.float32).model.layers[1].self_attn.o_proj.int8_activations
+    )
+
+
+def test_a_quantised_model_computes_with_the_values_that_its_weights_stand_for(config, state, micro_checkpoint):
+    quantised = load_quantised_state(micro_checkpoint, config, torch.int8)
+    widened = {
+        name: weight.values.float() * weight.scale[:, None] if isinstance(weight, ChannelScaled) else weight
+        for name, weight in quantised.items()
+    }
+    batch = ForwardBatch.whole(torch.tensor([TOKENS]))
+    found, expected, exact = (
+        build_model(config, given, NormEps(), torch.float32)(batch) for given in (quantised, widened, state)
+    )
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert not torch.allclose(found, exact, atol=1e-2)
 
 
 def test_only_the_wanted_rows_have_logits(model):

@@ -6,6 +6,7 @@ import torch
 from perilune import ops
 from perilune.ops.linear import ChannelScaled, WeightGroup
 from perilune.ops.linear.reference import round_to_int8
+from perilune.ops.linear.weights import LARGEST, unfilled
 from tests.ops.calls import assert_close, call, case_named, cases, make_arguments
 
 
@@ -21,7 +22,7 @@ def rounded(x):
     groups = []
     for group in x.float().split(32, dim=-1):
         largest = group.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-        groups.append((group * (127 / largest)).round().double() * (largest / 127).double())
+        groups.append((group * (torch.tensor(127.0) / largest)).round().double() * (largest / 127).double())
     return torch.cat(groups, dim=-1)
 
 
@@ -101,3 +102,50 @@ def test_a_copy_of_a_group_has_addresses_of_its_own():
     for left, right in zip(group.matrices, copy.deepcopy(group).matrices, strict=True):
         assert left[0] != right[0]
         assert left[2:] == right[2:]
+
+
+@cases("quantize_rows")
+def test_values_are_the_nearest_and_the_largest_of_a_row_is_kept(op_name, case):
+    _, (weight, (values, scale)) = call(op_name, make_arguments(op_name, case))
+    dtype = values.dtype
+    scaled = weight.double() / scale.double()[:, None]
+    distance = (values.double() - scaled).abs()
+    largest = LARGEST[dtype]
+    # numbers are one apart, or an eighth of their power of two but at least 2^-9
+    spacing = 1.0 if dtype is torch.int8 else 2.0 ** (scaled.abs().clamp_min(2.0**-6).log2().floor() - 3)
+    assert (distance <= spacing * 0.5 + largest * 1e-6).all()
+    is_zero = ~weight.any(-1)
+    assert (values.double().abs().amax(-1)[~is_zero] == largest).all()
+    assert not values[is_zero].double().any()
+
+
+@pytest.fixture(params=["reference", "native"])
+def quantised(request):
+    """A quantised copy of a weight, by either implementation."""
+
+    def make(weight, dtype):
+        into = unfilled(*weight.shape, dtype)
+        implementation = ops.quantize_rows.implementation(request.param)
+        refusal = implementation.supports(ops.quantize_rows.key(weight, into))
+        if refusal is not None:
+            pytest.skip(refusal)
+        implementation.call(weight, into)
+        return into
+
+    return make
+
+
+@pytest.mark.parametrize("dtype", list(LARGEST))
+def test_ties_go_to_the_even_number(quantised, dtype):
+    weight = torch.tensor([[LARGEST[dtype], *(x / 512 for x in range(-4096, 4096))]])
+    values, scale = quantised(weight, dtype)
+    assert scale.item() == 1.0
+    expected = weight.round() if dtype is torch.int8 else weight.to(dtype).float()
+    assert torch.equal(values.float(), expected)
+
+
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_with_a_number_that_is_not_finite_stays_one(quantised, broken):
+    weight = torch.ones(3, 48)
+    weight[1, 5] = broken
+    assert quantised(weight, torch.int8).scale.isnan().tolist() == [False, True, False]

@@ -1,5 +1,6 @@
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,9 +8,11 @@ import torch
 from typer.testing import CliRunner
 
 from perilune.cli.verify import app
+from perilune.config.engine import EngineConfig
 from perilune.config.parse import load_model_config
 from perilune.errors import CheckpointError, ConfigError
-from perilune.verify.logits import compare_logits, parse_mode, read_golden, verify_logits
+from perilune.verify import logits
+from perilune.verify.logits import compare_logits, only, parse_mode, read_golden, verify_logits
 
 TOLERANCE = 1e-4
 
@@ -27,6 +30,42 @@ def test_the_small_golden_is_met_in_every_mode(micro_checkpoint, mode):
 def test_the_shared_goldens_are_met_in_every_mode(goldens_dir, name, mode):
     report = verify_logits(goldens_dir / name, goldens_dir / name / "golden.npz", mode=mode)
     assert report.relative_error <= TOLERANCE
+
+
+# What rounds. Random weights enlarge every rounding a hundredfold.
+ROUNDINGS = [
+    EngineConfig(dtype="float32", activations="int8"),
+    EngineConfig(dtype="float32", dense_weights="int8"),
+    EngineConfig(dtype="float32", dense_weights="fp8"),
+    EngineConfig(dtype="float32", dense_weights="int8", activations="int8"),
+    EngineConfig(dtype="bfloat16"),
+    EngineConfig(dtype="bfloat16", dense_weights="int8", activations="int8"),
+]
+
+
+@pytest.mark.parametrize("config", ROUNDINGS, ids=lambda c: f"{c.dtype} {c.dense_weights} {c.activations}")
+@pytest.mark.parametrize("name", ["k3-tiny", "k31-tiny"])
+def test_faster_ops_are_no_further_off_than_the_reference_with_the_same_rounding(goldens_dir, name, config):
+    """Each rounds sums taken in another order, which moves single logits; the whole must not move away."""
+    checkpoint, golden = goldens_dir / name, goldens_dir / name / "golden.npz"
+    reference = verify_logits(checkpoint, golden, replace(config, ops=only("reference")))
+    found = verify_logits(checkpoint, golden, config)
+    assert 1e-3 < reference.mean_kl < 0.5
+    assert found.mean_kl < 1.25 * reference.mean_kl
+    assert found.relative_error < 1.15 * reference.relative_error
+    assert found.argmax_regret < 2 * reference.argmax_regret
+
+
+def test_one_backend_alone_may_compute(micro_checkpoint, monkeypatch):
+    golden = micro_checkpoint / "golden.npz"
+    seen = []
+    monkeypatch.setattr(logits, "apply_overrides", seen.append)
+    assert verify_logits(micro_checkpoint, golden, EngineConfig(ops=only("reference"))).relative_error <= TOLERANCE
+    assert seen == [{}]
+    assert set(only("reference").values()) == {"reference"}
+    assert "rms_norm" in only("reference")
+    with pytest.raises(ConfigError, match="backend is 'mystery'"):
+        only("mystery")
 
 
 def test_changed_weights_are_noticed(micro_checkpoint, tmp_path):
@@ -147,7 +186,7 @@ def test_logits_that_are_not_finite_are_an_error_and_not_a_figure(micro_checkpoi
 
 def test_an_unknown_dtype_is_refused(micro_checkpoint):
     with pytest.raises(ConfigError, match="float32, bfloat16"):
-        verify_logits(micro_checkpoint, micro_checkpoint / "golden.npz", dtype="float16")
+        verify_logits(micro_checkpoint, micro_checkpoint / "golden.npz", EngineConfig(dtype="float16"))
 
 
 def test_the_command_prints_the_measures_as_json_and_as_a_table(micro_checkpoint):
@@ -160,6 +199,8 @@ def test_the_command_prints_the_measures_as_json_and_as_a_table(micro_checkpoint
     assert report["relative_error"] <= TOLERANCE
     table = CliRunner().invoke(app, arguments).output
     assert [line.split()[0] for line in table.splitlines()] == names
+    rounded = CliRunner().invoke(app, [*arguments, "--json", "--dense-weights", "fp8", "--backend", "reference"])
+    assert 0.1 < json.loads(rounded.output)["relative_error"] < 2
 
 
 def test_the_command_passes_errors_on_and_refuses_unknown_flags(micro_checkpoint):

@@ -5,6 +5,7 @@
 #include "kernels/linear.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/quantize.h"
 
 namespace perilune::PERILUNE_ISA {
 
@@ -12,6 +13,7 @@ extern const Kernels table;
 const Kernels table = {
     /* isa */ kIsa,
     /* linear */ linear,
+    /* quantize_rows */ quantize_rows,
     /* moe_route */ moe_route,
     /* moe_experts */ moe_experts,
     /* situ */ situ,

@@ -6,11 +6,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from perilune.ops.case import Case, CaseTable
-from perilune.ops.linear.weights import ChannelScaled, LinearWeight, WeightGroup
+from perilune.ops.case import Case, CaseTable, Tolerance
+from perilune.ops.linear.reference import quantize_rows
+from perilune.ops.linear.weights import LARGEST, ChannelScaled, LinearWeight, WeightGroup, unfilled
 
 # A weight of x's dtype ("own"), or narrower than x.
 Kind = Literal["own", "bfloat16", "int8", "fp8"]
+_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,15 @@ class GroupCase(Case):
     columns: int
     outputs: tuple[tuple[int, Kind], ...]
     int8_activations: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeCase(Case):
+    """A weight [rows, columns] to 8 bits."""
+
+    rows: int
+    columns: int
+    kind: Kind
 
 
 _OWN = (
@@ -93,6 +104,14 @@ _GROUPS = (
 )
 GROUP_CASES = (*_GROUPS, *(case.in_bfloat16() for case in _GROUPS))
 
+_EXACT = Tolerance(0.0, "one rounding, and the same one")
+_QUANTIZE = tuple(
+    QuantizeCase(name=f"{kind}, {name}", rows=rows, columns=columns, kind=kind, tolerance=_EXACT)
+    for kind in ("int8", "fp8")
+    for name, rows, columns in [("one zero row", 1, 16), ("small", 7, 33), ("many rows", 67, 96), ("long", 4, 7168)]
+)
+QUANTIZE_CASES = (*_QUANTIZE, *(case.in_bfloat16(_EXACT) for case in _QUANTIZE))
+
 
 def arguments(case: LinearCase, generator: torch.Generator) -> tuple[Tensor, LinearWeight, bool]:
     """The first row of x and of the weight is zero."""
@@ -121,17 +140,25 @@ def _weight(outputs: int, columns: int, kind: Kind, dtype: torch.dtype, generato
         weight[0] = 0.0
     if kind in ("own", "bfloat16"):
         return weight.to(dtype if kind == "own" else torch.bfloat16)
-    return _channel_scaled(weight, kind)
+    quantised = unfilled(outputs, columns, _DTYPES[kind])
+    quantize_rows(weight, quantised)
+    return quantised
 
 
-def _channel_scaled(weight: Tensor, kind: Kind) -> ChannelScaled:
-    values, largest = (torch.int8, 127.0) if kind == "int8" else (torch.float8_e4m3fn, 448.0)
-    scale = weight.abs().amax(-1).clamp_min(1e-30) / largest
-    scaled = weight / scale[:, None]
-    return ChannelScaled((scaled.round() if kind == "int8" else scaled).to(values), scale)
+def quantize_arguments(case: QuantizeCase, generator: torch.Generator) -> tuple[Tensor, ChannelScaled]:
+    """Rows of very different size, the first one zero; the second goes through halves between two numbers."""
+    weight = torch.randn(case.rows, case.columns, generator=generator)
+    weight *= torch.logspace(-6, 6, case.rows)[:, None]
+    weight[0] = 0.0
+    if case.rows > 1:
+        largest = LARGEST[_DTYPES[case.kind]]
+        weight[1] = (torch.arange(case.columns) / 2 - 8.0).clamp(-largest, largest)
+        weight[1, 0] = largest
+    return weight.to(case.dtype), unfilled(case.rows, case.columns, _DTYPES[case.kind])
 
 
 TABLES: dict[str, CaseTable[Any]] = {
     "dense_linear": CaseTable(CASES, arguments),
     "linear_group": CaseTable(GROUP_CASES, group_arguments),
+    "quantize_rows": CaseTable(QUANTIZE_CASES, quantize_arguments),
 }

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from perilune.ops._native import ACTIVATIONS, address, code, core, refusal, refuse_types
-from perilune.ops.linear.weights import LinearWeight, WeightGroup, matrix
+from perilune.ops.linear.weights import LARGEST, ChannelScaled, LinearWeight, WeightGroup, matrix
 from perilune.ops.registry import OpKey
 
 
@@ -26,6 +26,13 @@ def linear_group(x: Tensor, weights: WeightGroup, int8_activations: bool = False
     return y
 
 
+def quantize_rows(weight: Tensor, into: ChannelScaled) -> None:
+    """See the package's contract."""
+    weight, (rows, columns) = weight.contiguous(), weight.shape
+    values, scales, _, _, target = matrix(into)
+    core().quantize_rows(address(weight), code(weight), rows, columns, target, values, scales)
+
+
 def supports_dense_linear(key: OpKey) -> str | None:
     """Columns in multiples of 16."""
     return refusal(key, multiples=key.sizes[1:]) or _refuse_types(key)
@@ -34,6 +41,11 @@ def supports_dense_linear(key: OpKey) -> str | None:
 def supports_linear_group(key: OpKey) -> str | None:
     """Columns in multiples of 16."""
     return refusal(key, multiples=key.sizes[:1]) or _refuse_types(key)
+
+
+def supports_quantize_rows(key: OpKey) -> str | None:
+    """Any row length."""
+    return refusal(key) or refuse_types(key, ACTIVATIONS, tuple(LARGEST))
 
 
 def _refuse_types(key: OpKey) -> str | None:

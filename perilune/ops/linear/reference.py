@@ -4,12 +4,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perilune.ops.linear.weights import ChannelScaled, LinearWeight, WeightGroup
+from perilune.ops.linear.weights import LARGEST, ChannelScaled, LinearWeight, WeightGroup
 
 # Columns of x that share a scale when it is rounded to int8.
 ACTIVATION_GROUP = 32
-_LARGEST_INT8 = 127
-# Below it a group rounds as if its largest magnitude were this one, so that no scale or its inverse overflows.
+# Below it a group or row is rounded as if its largest magnitude were this one, so that no scale's inverse overflows.
 _SMALLEST = 1e-30
 
 
@@ -33,5 +32,15 @@ def round_to_int8(x: Tensor) -> Tensor:
     columns = x.shape[-1]
     groups = F.pad(x, (0, -columns % ACTIVATION_GROUP)).unflatten(-1, (-1, ACTIVATION_GROUP))
     largest = groups.abs().amax(-1, keepdim=True).clamp_min(_SMALLEST)
-    steps = (groups * (_LARGEST_INT8 / largest)).round()
-    return (steps * (largest / _LARGEST_INT8)).flatten(-2)[..., :columns]
+    limit = torch.tensor(LARGEST[torch.int8], device=x.device)  # a number over a tensor would round twice
+    return ((groups * (limit / largest)).round() * (largest / limit)).flatten(-2)[..., :columns]
+
+
+def quantize_rows(weight: Tensor, into: ChannelScaled) -> None:
+    """weight [O, I] in 8 bits with a scale per row."""
+    rows, dtype = weight.float(), into.values.dtype
+    limit = torch.tensor(LARGEST[dtype], device=weight.device)
+    largest = rows.abs().amax(-1).clamp_min(_SMALLEST)
+    scaled = rows * (limit / largest)[:, None]
+    into.values.copy_(scaled.round() if dtype is torch.int8 else scaled)
+    into.scale.copy_((largest / limit).masked_fill(~rows.isfinite().all(-1), torch.nan))

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from perilune.ops._native import address, code
 
+# What a weight may be quantised to, and the largest number there.
+LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 # Data address, address of the scales or 0, rows, columns, element type: `Matrix` of perilune.h.
 MatrixTuple = tuple[int, int, int, int, int]
 
@@ -17,6 +19,11 @@ class ChannelScaled(NamedTuple):
 
     values: Tensor  # int8 or float8_e4m3fn [O, I]
     scale: Tensor  # float32 [O]
+
+
+def unfilled(outputs: int, columns: int, dtype: torch.dtype) -> ChannelScaled:
+    """Room for a weight [outputs, columns] quantised to `dtype`."""
+    return ChannelScaled(torch.empty(outputs, columns, dtype=dtype), torch.empty(outputs))
 
 
 LinearWeight: TypeAlias = Tensor | ChannelScaled
