@@ -40,8 +40,8 @@ class Variant:
 FIRST_OUTPUT = "first output"
 
 LLAMA_BENCH = "{bin}/llama-bench -m {gguf} -t {threads} -r 1 -o jsonl {bench}"
-# prefill and the decode behind it in one process: the prefill takes minutes and is needed for both
-LLAMA_LONG = "{bin}/llama-batched-bench -m {gguf} -t {threads} -npl 1 --output-format jsonl {long}"
+# a long prompt is read by several processes, so that none needs the machine to itself for long
+LLAMA_STEPS = "{steps} {gguf} {states} {threads} {flash_repack}"
 PERILUNE_PREFILL = "{perilune} bench prefill {checkpoint} --threads {threads} --json {bench}"
 PERILUNE_DECODE = "{perilune} bench decode {checkpoint} --threads {threads} --json {bench}"
 
@@ -80,34 +80,38 @@ JOBS = (
         ),
     ),
     Job(
-        "4k",
+        "prefill 4k",
         (
-            Command(
-                f"{LLAMA_LONG} -c 4352 -npp 4096 -ntg 32",
-                {"prefill 4096, tok/s": "speed_pp", "decode at 4k, tok/s": "speed_tg"},
-            ),
+            *(Command(f"{LLAMA_STEPS} {start} {start + 1024}", {}) for start in range(0, 3072, 1024)),
+            Command(f"{LLAMA_STEPS} 3072 4096", {"prefill 4096, tok/s": "prefill_tok_s"}),
         ),
-        (
-            Command(f"{PERILUNE_PREFILL} --tokens 4096", {"prefill 4096, tok/s": "tokens_per_second"}),
-            Command(f"{PERILUNE_DECODE} --context 4096 --tokens 32", {"decode at 4k, tok/s": "tokens_per_second"}),
-        ),
+        (Command(f"{PERILUNE_PREFILL} --tokens 4096", {"prefill 4096, tok/s": "tokens_per_second"}),),
         most_repetitions=1,
+    ),
+    # llama.cpp continues from what the job before it has read
+    Job(
+        "decode 4k",
+        (Command(f"{LLAMA_STEPS} 4096 decode 32", {"decode at 4k, tok/s": "decode_tok_s"}),),
+        (Command(f"{PERILUNE_DECODE} --context 4096 --tokens 32", {"decode at 4k, tok/s": "tokens_per_second"}),),
     ),
     Job(
         "32k",
-        (Command(f"{LLAMA_LONG} -c 33024 -npp 32768 -ntg 16", {"decode at 32k, tok/s": "speed_tg"}),),
+        (
+            *(Command(f"{LLAMA_STEPS} {start} {start + 1024}", {}) for start in range(4096, 32768, 1024)),
+            Command(f"{LLAMA_STEPS} 32768 decode 16", {"decode at 32k, tok/s": "decode_tok_s"}),
+        ),
         (Command(f"{PERILUNE_DECODE} --context 32768 --tokens 16", {"decode at 32k, tok/s": "tokens_per_second"}),),
         most_repetitions=1,
     ),
 )
-# all but 32k, whose prefill takes llama.cpp most of an hour
+# all but 32k, whose prompt takes llama.cpp an hour or more
 USUAL_JOBS = tuple(job.name for job in JOBS if job.name != "32k")
 
 VARIANTS = {
-    "llama.cpp": Variant("llama", {"gguf": "{q8}", "bench": "-fa on --repack 1", "long": "-fa on --repack"}),
-    "llama.cpp-stored": Variant("llama", {"gguf": "{q8}", "bench": "-fa on --repack 0", "long": "-fa on --no-repack"}),
-    "llama.cpp-no-flash": Variant("llama", {"gguf": "{q8}", "bench": "-fa off --repack 1", "long": "-fa off --repack"}),
-    "llama.cpp-bf16": Variant("llama", {"gguf": "{bf16}", "bench": "-fa on --repack 1", "long": "-fa on --repack"}),
+    "llama.cpp": Variant("llama", {"gguf": "{q8}", "bench": "-fa on --repack 1", "flash_repack": "1 1"}),
+    "llama.cpp-stored": Variant("llama", {"gguf": "{q8}", "bench": "-fa on --repack 0", "flash_repack": "1 0"}),
+    "llama.cpp-no-flash": Variant("llama", {"gguf": "{q8}", "bench": "-fa off --repack 1", "flash_repack": "0 1"}),
+    "llama.cpp-bf16": Variant("llama", {"gguf": "{bf16}", "bench": "-fa on --repack 1", "flash_repack": "1 1"}),
     "perilune": Variant("perilune", {"bench": "", "generate": ""}),
     "perilune-int8": Variant("perilune", {"bench": "--dense-weights int8 --activations int8", "generate": ""}),
 }

@@ -73,12 +73,16 @@ def _run(arguments: list[str]) -> Measured:
         start = time.monotonic()
         process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None
-        for line in process.stdout:
-            if first_output_s is None and line.strip():
-                first_output_s = time.monotonic() - start
-            lines.append(line)
-        process.stdout.close()
-        _, status, usage = os.wait4(process.pid, 0)
+        try:
+            for line in process.stdout:
+                if first_output_s is None and line.strip():
+                    first_output_s = time.monotonic() - start
+                lines.append(line)
+            process.stdout.close()
+            _, status, usage = os.wait4(process.pid, 0)
+        except KeyboardInterrupt:
+            process.kill()
+            raise
         wall_s = time.monotonic() - start
         process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:

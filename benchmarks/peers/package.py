@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 VERSION = "0.3.36"
-TARGETS = ("llama-bench", "llama-batched-bench", "llama-quantize", "test-backend-ops")
+TARGETS = ("llama-bench", "llama-quantize", "test-backend-ops")
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -41,6 +41,10 @@ class WorkDir:
     def ops(self) -> Path:
         return self.root / "ops"
 
+    @property
+    def steps(self) -> Path:
+        return self.root / "llama_steps"
+
     def gguf(self, checkpoint: Path, dense: str) -> Path:
         """The converted file, with `dense` weights bf16 or q8."""
         return self.root / "models" / f"{checkpoint.resolve().name}-{dense}.gguf"
@@ -54,10 +58,11 @@ def build(work: WorkDir, jobs: int) -> None:
     _run("cmake", "-S", str(work.tree), "-B", str(work.tree / "build"), "-G", "Ninja", *CMAKE_OPTIONS)
     _run("ninja", f"-j{jobs}", "-C", str(work.tree / "build"), *TARGETS)
     flags = ("-O3", "-march=native", "-std=c++17", "-pthread", "-Wall", "-Wextra")
+    headers = [f"-I{work.tree / folder}" for folder in ("include", "ggml/include")]
+    libraries = ("-lllama", "-lggml", "-lggml-cpu", "-lggml-base", f"-L{work.bin}", f"-Wl,-rpath,{work.bin}")
     _run("g++", *flags, str(NATIVE / "read_probe.cpp"), "-o", str(work.probe))
-    ggml = (f"-I{work.tree / 'ggml' / 'include'}", f"-L{work.bin}", f"-Wl,-rpath,{work.bin}")
-    libraries = ("-lggml", "-lggml-cpu", "-lggml-base")
-    _run("g++", *flags, str(NATIVE / "ops.cpp"), "-o", str(work.ops), *ggml, *libraries)
+    for program in (work.ops, work.steps):
+        _run("g++", *flags, *headers, str(NATIVE / f"{program.name}.cpp"), "-o", str(program), *libraries)
 
 
 def _fetch(work: WorkDir) -> None:

@@ -66,6 +66,9 @@ def run_side_by_side(plan: Plan) -> Results:
         except CommandFailed as failure:
             results.failures.append(f"{step.job.name}, {step.variant_name}: {failure}")
             print(failure, file=sys.stderr)
+        except KeyboardInterrupt:
+            results.failures.append("interrupted: the rest is missing")
+            break
     return results
 
 
@@ -80,8 +83,8 @@ def _steps(plan: Plan) -> Iterator[Step]:
 
 
 def _run_step(plan: Plan, step: Step, results: Results) -> None:
-    """Run the command, again if it was disturbed and is not a long one; the last attempt's figures count."""
-    for attempt in range(1 if step.job.most_repetitions else ATTEMPTS):
+    """Run the command, again if it was disturbed; the last attempt's figures count."""
+    for attempt in range(ATTEMPTS):
         readings = _attempt(plan, step, results)
         if not any(reading.is_disturbed for reading in readings):
             break
@@ -128,6 +131,8 @@ def _fill_in(plan: Plan, step: Step) -> tuple[list[str], Path]:
     options = {name: text.format_map(paths) for name, text in step.variant.options.items()}
     places = {
         "bin": str(plan.work.bin),
+        "steps": str(plan.work.steps),
+        "states": str(plan.work.root / "states" / f"{plan.checkpoint.resolve().name}-{step.variant_name}"),
         "perilune": str(plan.perilune),
         "checkpoint": str(plan.checkpoint),
         "threads": str(plan.threads),
