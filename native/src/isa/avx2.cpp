@@ -1,4 +1,5 @@
 #define PERILUNE_ISA avx2
 #include "simd/avx2.h"
+#include "simd/avx2_dot.h"
 
 #include "kernels/table.h"

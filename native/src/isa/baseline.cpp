@@ -1,4 +1,5 @@
 #define PERILUNE_ISA baseline
 #include "simd/baseline.h"
+#include "simd/baseline_dot.h"
 
 #include "kernels/table.h"

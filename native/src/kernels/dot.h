@@ -4,17 +4,22 @@
 
 #include <cmath>
 
-#include "perilune.h"
-#include "simd/math.h"
+#include "kernels/dot_float.h"
 
 namespace perilune::PERILUNE_ISA {
 
 // How activations lie for one kind of weight.
-enum class Packing : int { floats, blocks };
+enum class Packing : int { floats, float_nibbles, pairs, pair_nibbles, blocks, nibble_blocks };
+constexpr int kPackings = 6;
 
 inline Packing packing_for(Type weight, Type activations, bool int8_activations) {
+  const bool is_packed = weight == Type::mxfp4;
+  if (int8_activations && (is_packed || weight == Type::i8)) return is_packed ? Packing::nibble_blocks : Packing::blocks;
+#ifdef PERILUNE_PAIRS
+  if (activations == Type::bf16 && weight != Type::f32) return is_packed ? Packing::pair_nibbles : Packing::pairs;
+#endif
   (void)activations;
-  return int8_activations && (weight == Type::i8 || weight == Type::mxfp4) ? Packing::blocks : Packing::floats;
+  return is_packed ? Packing::float_nibbles : Packing::floats;
 }
 
 // Rows of activations, `stride` bytes apart. What a row holds is the business of pack_row and dot.
@@ -22,19 +27,33 @@ struct PackedRows {
   char* data;
   int64_t rows, columns, stride;
   Packing packing;
+
+  template <typename T>
+  T* row(int64_t index) const {
+    return reinterpret_cast<T*>(data + index * stride);
+  }
 };
 
 inline PackedRows reserve_rows(Scratch& scratch, Packing packing, int64_t rows, int64_t columns) {
-  const int64_t stride = (columns * 4 + 63) / 64 * 64;
+  // an odd number of lines, so that the same column of neighbouring rows falls into different cache sets
+  const int64_t stride = (padded_elements<Floats>(columns) * sizeof(float) / 64 | 1) * 64;
   return {static_cast<char*>(scratch.take_bytes(rows * stride)), rows, columns, stride, packing};
 }
 
 // Packs one row of `columns` elements; rows may be packed by different threads.
 template <typename E>
 void pack_row(const PackedRows& packed, int64_t row, const E* x) {
-  auto* to = reinterpret_cast<float*>(packed.data + row * packed.stride);
+  const bool nibbles = packed.packing == Packing::float_nibbles || packed.packing == Packing::pair_nibbles ||
+                       packed.packing == Packing::nibble_blocks;
+#ifdef PERILUNE_PAIRS
+  if (packed.packing == Packing::pairs || packed.packing == Packing::pair_nibbles)
+    return pack_floats<Pairs>(x, packed.columns, nibbles, packed.row<bf16>(row));
+#endif
+  if (packed.packing == Packing::floats || packed.packing == Packing::float_nibbles)
+    return pack_floats<Floats>(x, packed.columns, nibbles, packed.row<float>(row));
+  Scratch scratch;
+  auto* to = scratch.take<float>(packed.columns);
   for (int64_t i = 0; i < packed.columns; ++i) to[i] = widen(x[i]);
-  if (packed.packing == Packing::floats) return;
   for (int64_t first = 0; first < packed.columns; first += 32) {
     const int64_t last = first + 32 < packed.columns ? first + 32 : packed.columns;
     float largest = 0.0f;
@@ -42,6 +61,7 @@ void pack_row(const PackedRows& packed, int64_t row, const E* x) {
     const float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
     for (int64_t i = first; i < last; ++i) to[i] = std::nearbyintf(to[i] * inverse) * scale;
   }
+  pack_floats<Floats>(to, packed.columns, nibbles, packed.row<float>(row));
 }
 
 inline void pack_row(const PackedRows& packed, int64_t row, const void* x, Type type) {
@@ -62,52 +82,33 @@ inline PackedRows pack(Scratch& scratch, Packing packing, const void* x, Type ty
   return packed;
 }
 
-// One weight row as floats, without the scale of its row.
-inline void decode_row(const Matrix& w, int64_t row, float* to) {
-  static const float kValues[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
-  const char* data = static_cast<const char*>(w.data) + type_bytes(w.type, row * w.columns);
-  if (w.type == Type::mxfp4) {
-    const auto* scales = static_cast<const uint8_t*>(w.scales) + row * (w.columns / 32);
-    for (int64_t i = 0; i < w.columns; ++i) {
-      const int byte = static_cast<uint8_t>(data[i / 2]);
-      to[i] = std::ldexp(kValues[i % 2 == 0 ? byte & 15 : byte >> 4], scales[i / 32] - 127);
-    }
-    return;
-  }
-  for (int64_t i = 0; i < w.columns; i += 8) {
-    float eight[kLanes];
-    for (int64_t j = 0; j < 8; ++j) {
-      if (w.type == Type::f32) eight[j] = reinterpret_cast<const float*>(data)[i + j];
-      if (w.type == Type::bf16) eight[j] = widen(reinterpret_cast<const bf16*>(data)[i + j]);
-      if (w.type == Type::i8) eight[j] = static_cast<float>(reinterpret_cast<const int8_t*>(data)[i + j]);
-    }
-    if (w.type == Type::f8) {
-      uint8_t bytes[kLanes] = {};
-      std::memcpy(bytes, data + i, 8);
-      store(eight, load_f8(bytes));
-    }
-    std::memcpy(to + i, eight, 32);
+template <typename O>
+void dot_floats(const Matrix& w, int64_t first, int64_t last, const PackedRows& packed, const int32_t* which,
+                int64_t count, float* y, int64_t y_stride) {
+  Scratch scratch;
+  auto** x = scratch.take<const typename O::Element*>(count);
+  for (int64_t i = 0; i < count; ++i) x[i] = packed.row<typename O::Element>(which == nullptr ? i : which[i]);
+  switch (w.type) {
+    case Type::f32:
+      if constexpr (std::is_same_v<O, Floats>) dot_float<O, ElementRow<float>>(w, first, last, x, count, y, y_stride);
+      return;
+    case Type::bf16: return dot_float<O, ElementRow<bf16>>(w, first, last, x, count, y, y_stride);
+    case Type::i8: return dot_float<O, ElementRow<int8_t>>(w, first, last, x, count, y, y_stride);
+    case Type::f8: return dot_float<O, ElementRow<f8>>(w, first, last, x, count, y, y_stride);
+    case Type::mxfp4: return dot_float<O, NibbleRow>(w, first, last, x, count, y, y_stride);
   }
 }
 
 // y[i * y_stride + o - first] = weight row o times packed row which[i] (row i where `which` is null), for i < count and
-// o in [first, last). Accumulated in float32 in an order that depends on the number of columns alone.
+// o in [first, last). The order of a product's sum depends on the number of columns alone.
 inline void dot(const Matrix& w, int64_t first, int64_t last, const PackedRows& x, const int32_t* which, int64_t count,
                 float* y, int64_t y_stride) {
-  Scratch scratch;
-  auto* weight = scratch.take<float>(w.columns);
-  for (int64_t row = first; row < last; ++row) {
-    decode_row(w, row, weight);
-    const bool has_row_scale = w.type == Type::i8 || w.type == Type::f8;
-    const float scale = has_row_scale ? static_cast<const float*>(w.scales)[row] : 1.0f;
-    for (int64_t i = 0; i < count; ++i) {
-      const auto* token = reinterpret_cast<const float*>(x.data + (which == nullptr ? i : which[i]) * x.stride);
-      F total = zero();
-      for (int64_t k = 0; k < w.columns; k += kLanes) total = fma(load(weight + k), load(token + k), total);
-      y[i * y_stride + row - first] = sum(total) * scale;
-    }
-  }
+  if (count == 0) return;
+#ifdef PERILUNE_PAIRS
+  if (x.packing == Packing::pairs || x.packing == Packing::pair_nibbles)
+    return dot_floats<Pairs>(w, first, last, x, which, count, y, y_stride);
+#endif
+  dot_floats<Floats>(w, first, last, x, which, count, y, y_stride);
 }
 
 }  // namespace perilune::PERILUNE_ISA

@@ -13,8 +13,8 @@ struct LinearPiece {
 inline void linear(const LinearArgs& args) {
   if (args.tokens == 0) return;
   Scratch scratch;
-  PackedRows packed[2];
-  bool is_packed[2] = {false, false};
+  PackedRows packed[kPackings];
+  bool is_packed[kPackings] = {};
   int64_t num_pieces = 0;
   const auto step_of = [&](const Matrix& w) {
     const int64_t bytes = type_bytes(w.type, w.columns), rows = (200000 + bytes - 1) / bytes / args.tokens;

@@ -10,6 +10,11 @@ struct bf16 {
   uint16_t bits;
 };
 
+// E4M3
+struct f8 {
+  uint8_t bits;
+};
+
 inline float widen(float x) { return x; }
 inline float widen(bf16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
