@@ -94,6 +94,8 @@ def _run_step(plan: Plan, step: Step, results: Results) -> None:
 
 def _attempt(plan: Plan, step: Step, results: Results) -> list[Reading]:
     arguments, model = _fill_in(plan, step)
+    if not model.exists():
+        raise CommandFailed(f"{model} is not there; llama.cpp's files are made by `convert`")
     with exclusive(plan.lock):
         read_into_page_cache(model)
         is_idle = wait_until_idle(plan.idle_limit_s)
