@@ -53,6 +53,12 @@ std::vector<std::string> isas() {
   return names;
 }
 
+std::vector<double> read_passes(Int bytes, int streams, int passes) {
+  std::vector<double> rates(static_cast<size_t>(passes));
+  if (!read_rates(bytes, streams, rates.data(), passes)) throw std::bad_alloc();
+  return rates;
+}
+
 void linear(Address x, int type, Int tokens, const std::vector<MatrixTuple>& weights, const std::vector<Address>& y,
             bool int8_activations) {
   std::vector<Matrix> matrices;
@@ -165,7 +171,8 @@ NB_MODULE(_native, m) {
   m.def("use_isa", [](const std::string& name) { return use_isa(name.c_str()); });
   m.def("num_threads", num_threads);
   m.def("set_num_threads", set_num_threads, free);
-  m.def("read_bandwidth", read_bandwidth, free);
+  m.def("read_rates", read_passes, free);
+  m.def("dot_rate", [](int type, double seconds) { return dot_rate(type_of(type), seconds); }, free);
   m.def("linear", linear, free);
   m.def("quantize_rows", quantize_rows, free);
   m.def("moe_route", moe_route, free);

@@ -323,6 +323,7 @@ struct Kernels {
   void (*mla_prefill)(const MlaArgs&);
   void (*mla_decode)(const MlaArgs&);
   void (*indexer_topk)(const IndexerArgs&);
+  int64_t (*dots)(Type type, int64_t rounds);  // see kernels/ceilings.h
 };
 
 // The table in use. The first call picks the widest instruction set that the processor has.
@@ -334,10 +335,12 @@ const char* const* available_isas();
 
 // ---- what this machine can do at most -------------------------------------------------------------------------------
 
-// Bytes per second that all threads read together, one sequential stream each, from `bytes` of fresh memory.
-double read_bandwidth(int64_t bytes, int repeats);
-// Multiply-add operations per second, counted as two each, of all threads in registers: float32, bfloat16 pairs, int8.
-// Zero where the instruction set has no such product.
+// Bytes per second that all threads read together, pass by pass, from `bytes` of fresh memory on huge pages. Each
+// thread reads `streams` sequential streams in turns: which number is best differs between processors. False where
+// there is no such memory.
+bool read_rates(int64_t bytes, int streams, double* rates, int passes);
+// The most multiplications and additions per second that all threads reached in registers within `seconds`; see
+// kernels/ceilings.h for what is counted. Zero where the instruction set in use has no such product.
 double dot_rate(Type type, double seconds);
 
 }  // namespace perilune

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/attn_res.h"
+#include "kernels/ceilings.h"
 #include "kernels/linear.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
@@ -29,6 +30,7 @@ const Kernels table = {
     /* mla_prefill */ nullptr,
     /* mla_decode */ nullptr,
     /* indexer_topk */ nullptr,
+    /* dots */ dots,
 };
 
 }  // namespace perilune::PERILUNE_ISA
