@@ -9,6 +9,7 @@ from perilune.errors import ConfigError
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
+CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
@@ -27,6 +28,13 @@ def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 def num_cpus() -> int:
     """Processors this process may run on."""
     return len(os.sched_getaffinity(0))
+
+
+def largest_cache_bytes(directory: Path = CPU_CACHE) -> int:
+    """Size of the processor's largest cache; 32 MiB where the system does not say."""
+    units = {"K": 2**10, "M": 2**20}
+    texts = [file.read_text().strip() for file in directory.glob("index*/size")]
+    return max((int(text[:-1]) * units[text[-1]] for text in texts if text[-1:] in units), default=32 * 2**20)
 
 
 @cache

@@ -25,6 +25,8 @@ OPTIONS = {
         *["CHECKPOINT", "--concurrency", "--config", "--context", "--hardware", "--json", "--nodes", "--plot"],
     ],
     "perilune render": ["REQUEST", "--json", "--tokenizer"],
+    "perilune bench": [],
+    "perilune bench ops": ["--json", "--op", "--threads"],
     "perilune verify": [],
     "perilune verify ops": ["--backend", "--json", "--op"],
     "perilune verify logits": ["CHECKPOINT", "--backend", "--dtype", "--golden", "--json", "--mode", *QUANTISED],

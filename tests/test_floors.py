@@ -24,7 +24,7 @@ FLOORS = {
     "models": 4,
     **dict.fromkeys(["sampling", "speculative", "text"], 5),
     "engine": 6,
-    **dict.fromkeys(["server", "verify", "planner"], 7),
+    **dict.fromkeys(["server", "verify", "bench", "planner"], 7),
     **dict.fromkeys(["cli", "train"], 8),
 }
 # On the lowest floor everything may name an error; elsewhere a sideways import is one of these.

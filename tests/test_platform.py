@@ -76,3 +76,11 @@ def test_this_machine_has_processors_and_memory():
 def test_bfloat16_pays_with_tile_instructions_only(tmp_path, flags, pays):
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nflags\t\t: {flags}\n")
     assert platform.bfloat16_pays(tmp_path) is pays
+
+
+def test_the_largest_cache_is_found(tmp_path):
+    for index, size in enumerate(("32K", "512K", "36M")):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert platform.largest_cache_bytes(tmp_path) == 36 << 20
+    assert platform.largest_cache_bytes(tmp_path / "none") == 32 << 20

@@ -6,7 +6,7 @@ import typer
 
 from perilune.cli import options
 from perilune.cli.backend import LocalBackend
-from perilune.cli.screen import Screen
+from perilune.cli.chat import Screen
 from perilune.errors import ConfigError
 
 

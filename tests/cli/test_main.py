@@ -9,7 +9,7 @@ from perilune import __version__, env
 from perilune.cli import main as cli
 from perilune.errors import CheckpointError
 
-COMMANDS = ("serve", "chat", "generate", "inspect", "make-checkpoint", "render", "verify")
+COMMANDS = ("bench", "serve", "chat", "generate", "inspect", "make-checkpoint", "render", "verify")
 
 
 def run(monkeypatch, capsys, *arguments):

@@ -1,0 +1,158 @@
+"""Bench cases of the mixers: KDA, latent attention, indexer, convolution."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from perilune.bench.case import BFLOAT16_BYTES, CONTEXTS, HEADS, TOKENS, WIDTH, BenchCase, Builder, rotated
+from perilune.bench.ceilings import Work
+from perilune.ops.case import Layout, scattered_slots
+from perilune.ops.conv import cases as conv
+from perilune.ops.kda import cases as kda
+from perilune.ops.mla import cases as mla
+
+_SHARED, _KV_RANK = 64, 512
+_ROW = _KV_RANK + _SHARED
+_INDEX_HEADS, _INDEX_WIDTH, _TOPK = 32, 128, 2048
+_BLOCK = 16
+# decay, delta rule, update and read-out of one state entry, as in models/accounting.py
+_FLOPS_PER_STATE_ENTRY = 7
+
+
+def kda_decay(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Elementwise on what a projection has just written."""
+    for tokens in TOKENS:
+        case = kda.DecayCase(name="", rows=tokens, heads=HEADS, width=WIDTH).in_bfloat16()
+        arguments = kda.decay_arguments(case, generator)
+        work = Work(arguments[0].nbytes, 0)
+        yield BenchCase("kda_decay", f"{tokens} tokens", (arguments,), work, is_cached=True)
+
+
+def _kda(op: str, layout: Layout, generator: torch.Generator) -> BenchCase:
+    """States lie in seats of their own; a few sequences take turns with enough others."""
+    case = kda.AttentionCase(name="", layout=layout, heads=HEADS, width=WIDTH).in_bfloat16()
+    arguments = kda.attention_arguments(case, generator)
+    state, slots = arguments[6], arguments[7]
+    assert state is not None
+    seats = [(state, slots)] if len(layout.new) > 8 else rotated((state[slots], torch.arange(len(slots))))
+    entries = HEADS * WIDTH * WIDTH
+    state_bytes = len(layout.new) * entries * 4
+    inputs = sum(tensor.nbytes for tensor in arguments[:5])
+    return BenchCase(
+        op,
+        f"{len(layout.new)} sequence(s) of {layout.new[0]}",
+        tuple((*arguments[:6], *seat, arguments[8]) for seat in seats),
+        Work(state_bytes + inputs, _FLOPS_PER_STATE_ENTRY * entries * layout.num_tokens, "float32"),
+    )
+
+
+def kda_recurrent(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Decode: the states are read, and written back as well, which the bound leaves out."""
+    for batch in (1, 4, 16, 64):
+        yield _kda("kda_recurrent", Layout((1,) * batch, (9,) * batch), generator)
+
+
+def kda_chunk(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Prompts; operations are counted as the recurrence has them."""
+    for tokens in (16, 64, 512):
+        yield _kda("kda_chunk", Layout((tokens,), (9,)), generator)
+
+
+def short_conv(generator: torch.Generator) -> Iterator[BenchCase]:
+    """q, k and v side by side."""
+    for layout in (Layout((1,), (9,)), Layout((1,) * 16, (9,) * 16), Layout((64,), (0,)), Layout((512,), (0,))):
+        case = conv.ConvCase(name="", layout=layout, channels=3 * HEADS * WIDTH).in_bfloat16()
+        arguments = conv.arguments(case, generator)
+        name = f"{len(layout.new)} sequence(s) of {layout.new[0]}"
+        work = Work(arguments[0].nbytes, 8 * arguments[0].numel(), "float32")
+        yield BenchCase("short_conv", name, (arguments,), work, is_cached=True)
+
+
+def _absorbed_flops(layout: Layout, num_rows: int) -> float:
+    per_row = HEADS * 2 * (_ROW + _KV_RANK)
+    return layout.num_tokens * (num_rows * per_row + 2 * HEADS * 2 * WIDTH * _KV_RANK)
+
+
+def _expanded_flops(layout: Layout, num_rows: int) -> float:
+    expansion = len(layout.new) * num_rows * 2 * HEADS * 2 * WIDTH * _KV_RANK
+    return expansion + layout.num_tokens * num_rows * HEADS * 2 * (2 * WIDTH + _SHARED)
+
+
+def _latent(op: str, layout: Layout, topk: int | None, generator: torch.Generator) -> BenchCase:
+    """What the cheaper form of attention must compute; rows and both halves of kv_b are read."""
+    case = mla.LatentCase(
+        name="",
+        layout=layout,
+        heads=HEADS,
+        nope=WIDTH,
+        shared=_SHARED,
+        latent=_KV_RANK,
+        value=WIDTH,
+        block_size=_BLOCK,
+        topk=topk,
+    ).in_bfloat16()
+    q, rows, table, seq_lens, cu_seqlens, w_uk, w_uv, scale, selected = mla.arguments(case, generator)
+    context = int(seq_lens[0])
+    seen = context if topk is None else min(topk, context)
+    read_rows = len(layout.new) * (context if topk is None else min(context, topk * layout.new[0]))
+    work = Work(
+        read_rows * _ROW * BFLOAT16_BYTES + w_uk.nbytes + w_uv.nbytes + q.nbytes,
+        min(_absorbed_flops(layout, seen), _expanded_flops(layout, context)),
+    )
+    places = rotated((rows, w_uk, w_uv))
+    return BenchCase(
+        op,
+        f"{len(layout.new)} x {layout.new[0]} tokens at {context}" + (f", {topk} selected" if topk else ""),
+        tuple((q, own, table, seq_lens, cu_seqlens, uk, uv, scale, selected) for own, uk, uv in places),
+        work,
+    )
+
+
+def mla_decode(generator: torch.Generator) -> Iterator[BenchCase]:
+    """One token per sequence, over all rows and over those that an indexer selected."""
+    for context in CONTEXTS:
+        yield _latent("mla_decode", Layout((1,), (context - 1,)), None, generator)
+        yield _latent("mla_decode", Layout((1,), (context - 1,)), _TOPK, generator)
+    yield _latent("mla_decode", Layout((1,) * 4, (CONTEXTS[0] - 1,) * 4), None, generator)
+    yield _latent("mla_decode", Layout((1,) * 16, (CONTEXTS[0] - 1,) * 16), None, generator)
+
+
+def mla_prefill(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Pieces of a prompt."""
+    for tokens, context in ((16, 512), (64, 4096), (512, 512), (512, 4096), (512, 32768)):
+        yield _latent("mla_prefill", Layout((tokens,), (context - tokens,)), None, generator)
+    yield _latent("mla_prefill", Layout((64,), (CONTEXTS[1] - 64,)), _TOPK, generator)
+
+
+def _index_rows(context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    num_blocks, table = scattered_slots(context // _BLOCK, generator)
+    keys = torch.randn(num_blocks * _BLOCK, _INDEX_WIDTH, generator=generator).to(torch.bfloat16)
+    return keys.view(num_blocks, _BLOCK, _INDEX_WIDTH), table[None]
+
+
+def indexer_topk(generator: torch.Generator) -> Iterator[BenchCase]:
+    """One sequence; scores need one multiplication more for each head's weight."""
+    for context in CONTEXTS:
+        for tokens in (1, 64):
+            keys, table = _index_rows(context, generator)
+            q = torch.randn(tokens, _INDEX_HEADS, _INDEX_WIDTH, generator=generator).to(torch.bfloat16)
+            weights = torch.randn(tokens, _INDEX_HEADS, generator=generator)
+            place = (table, torch.tensor([context]), torch.tensor([0, tokens]))
+            yield BenchCase(
+                "indexer_topk",
+                f"{tokens} tokens at {context}, top {_TOPK}",
+                tuple((q, weights, own, *place, _TOPK) for own in rotated(keys)),
+                Work(context * _INDEX_WIDTH * BFLOAT16_BYTES, tokens * context * _INDEX_HEADS * 2 * (_INDEX_WIDTH + 1)),
+            )
+
+
+BUILDERS: dict[str, Builder] = {
+    "kda_decay": kda_decay,
+    "kda_recurrent": kda_recurrent,
+    "kda_chunk": kda_chunk,
+    "short_conv": short_conv,
+    "mla_decode": mla_decode,
+    "mla_prefill": mla_prefill,
+    "indexer_topk": indexer_topk,
+}

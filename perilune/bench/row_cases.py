@@ -1,0 +1,63 @@
+"""Bench cases of the ops that work on rows of activations: norms, residual mix, SiTU."""
+
+from collections.abc import Iterator
+
+import torch
+
+from perilune.bench.case import HEADS, HIDDEN, TOKENS, WIDTH, BenchCase, Builder
+from perilune.bench.ceilings import Work
+from perilune.ops.attn_res import cases as attn_res
+from perilune.ops.case import tensors_in
+from perilune.ops.moe import cases as moe
+from perilune.ops.norm import cases as norm
+
+_SHARED_INNER = 6144
+_CANDIDATES = 8
+
+
+def _cached(op: str, name: str, arguments: tuple[object, ...]) -> BenchCase:
+    size = sum(tensor.nbytes for tensor in tensors_in(arguments))
+    return BenchCase(op, name, (arguments,), Work(size, 0), is_cached=True)
+
+
+def rms_norm(generator: torch.Generator) -> Iterator[BenchCase]:
+    for tokens in TOKENS:
+        case = norm.NormCase(name="", shape=(tokens, HIDDEN)).in_bfloat16()
+        yield _cached("rms_norm", f"{tokens} tokens", norm.rms_norm_arguments(case, generator))
+
+
+def gated_rms_norm(generator: torch.Generator) -> Iterator[BenchCase]:
+    for tokens in TOKENS:
+        case = norm.NormCase(name="", shape=(tokens, HEADS, WIDTH)).in_bfloat16()
+        yield _cached("gated_rms_norm", f"{tokens} tokens", norm.gated_rms_norm_arguments(case, generator))
+
+
+def layer_norm(generator: torch.Generator) -> Iterator[BenchCase]:
+    """The index key."""
+    for tokens in TOKENS:
+        case = norm.NormCase(name="", shape=(tokens, WIDTH)).in_bfloat16()
+        yield _cached("layer_norm", f"{tokens} tokens", norm.layer_norm_arguments(case, generator))
+
+
+def attn_res_mix(generator: torch.Generator) -> Iterator[BenchCase]:
+    """A full bank."""
+    for tokens in TOKENS:
+        case = attn_res.MixCase(name="", rows=tokens, width=HIDDEN, num_candidates=_CANDIDATES).in_bfloat16()
+        name = f"{_CANDIDATES} candidates, {tokens} tokens"
+        yield _cached("attn_res_mix", name, attn_res.arguments(case, generator))
+
+
+def situ(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Between the shared experts' matrices."""
+    for tokens in TOKENS:
+        case = moe.SituCase(name="", shape=(tokens, _SHARED_INNER)).in_bfloat16()
+        yield _cached("situ", f"{tokens} tokens", moe.situ_arguments(case, generator))
+
+
+BUILDERS: dict[str, Builder] = {
+    "rms_norm": rms_norm,
+    "gated_rms_norm": gated_rms_norm,
+    "layer_norm": layer_norm,
+    "attn_res_mix": attn_res_mix,
+    "situ": situ,
+}

@@ -1,0 +1,109 @@
+import json
+
+import pytest
+import torch
+
+from perilune import ops
+from perilune.bench import case as bench_case
+from perilune.bench import mixer_cases, row_cases, weight_cases
+from perilune.bench import ops as bench_ops_module
+from perilune.bench.case import BenchCase, rotated
+from perilune.bench.ceilings import Work
+from perilune.bench.ops import BUILDERS, LONGEST_REFERENCE_S, ReferenceClock, bench_ops
+from perilune.bench.spread import Spread
+from perilune.errors import ConfigError
+from perilune.ops.case import tensors_in
+from perilune.ops.registry import all_ops
+
+SMALL = {
+    "HIDDEN": 64,
+    "HEADS": 2,
+    "WIDTH": 32,
+    "LATENT": 96,
+    "INNER": 32,
+    "NUM_EXPERTS": 8,
+    "NUM_CHOSEN": 2,
+    "TOKENS": (1, 4),
+    "CONTEXTS": (64, 128),
+    "_PROJECTION": 64,
+    "_SHARED_INNER": 64,
+    "_ROWS_PER_EXPERT": (1, 3),
+    "_KV_RANK": 64,
+    "_ROW": 128,
+    "_TOPK": 32,
+    "_INDEX_WIDTH": 32,
+}
+
+
+@pytest.fixture
+def small_sizes(monkeypatch):
+    for module in (mixer_cases, row_cases, weight_cases):
+        for name, value in SMALL.items():
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(bench_case, "largest_cache_bytes", lambda: 1024)
+    monkeypatch.setattr("perilune.bench.ceilings.Ceilings.with_read_measured_again", lambda self: self)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Every call is made, and takes a second."""
+
+    def time_calls(calls, **_):
+        for call in calls:
+            call()
+        return Spread(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr(bench_ops_module, "time_calls", time_calls)
+
+
+@pytest.mark.parametrize("op", sorted(BUILDERS))
+def test_every_case_runs(op, small_sizes, quick, ceilings, monkeypatch):
+    monkeypatch.setattr(bench_ops_module, "LONGEST_REFERENCE_S", float("inf"))
+    found = list(bench_ops([op], ceilings))
+    assert {timing.op for timing in found} == {op}
+    assert len({timing.case for timing in found}) == len(found) > 0
+    assert all(timing.read_bytes > 0 and timing.seconds is not None for timing in found)
+    json.dumps([timing.as_json() for timing in found], allow_nan=False)
+
+
+def test_ops_that_are_timed_exist():
+    ops.load_all()
+    assert set(BUILDERS) <= set(all_ops())
+
+
+def test_an_op_that_does_not_exist_is_refused(ceilings):
+    with pytest.raises(ConfigError, match="rms_norm"):
+        list(bench_ops(["norm"], ceilings))
+
+
+def test_copies_fill_the_cache_several_times(monkeypatch):
+    monkeypatch.setattr(bench_case, "largest_cache_bytes", lambda: 1000)
+    value = (torch.zeros(100, dtype=torch.uint8), [torch.zeros(25)])
+    copies = rotated(value)
+    assert len(copies) == 20
+    assert len({tensor.data_ptr() for tensor in tensors_in(copies)}) == 40
+    assert len(rotated(torch.zeros(1000))) == 1
+
+
+def made(name, flops, read_bytes=1.0):
+    return BenchCase("op", name, ((),), Work(read_bytes, flops))
+
+
+def test_a_reference_that_would_take_too_long_is_left_out_and_said(quick):
+    ran = []
+    clock = ReferenceClock(lambda: ran.append(1))
+    assert clock.time(made("small", 1e6)) == (1.0, "")
+    assert clock.time(made("larger", LONGEST_REFERENCE_S * 1e6)) == (1.0, "")
+    seconds, note = clock.time(made("too large", 20 * LONGEST_REFERENCE_S * 1e6))
+    assert (seconds, note) == (None, "the reference would take about 20 s")
+    assert clock.time(made("more to read", 1.0, read_bytes=6.0)) == (None, "the reference would take about 6 s")
+    assert len(ran) == 2
+
+
+def test_the_share_is_that_of_the_bound_that_takes_longer(small_sizes, quick, ceilings):
+    timing = next(timing for timing in bench_ops(["mxfp4_linear"], ceilings))
+    assert timing.bound == "memory"
+    assert timing.share == pytest.approx(timing.read_bytes / 1e10)
+    cached = next(timing for timing in bench_ops(["rms_norm"], ceilings))
+    assert (cached.bound, cached.share) == (None, None)

@@ -1,0 +1,52 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from perilune.bench.ceilings import Ceilings
+from perilune.bench.ops import OpTiming
+from perilune.bench.spread import Spread
+from perilune.cli import bench
+
+CEILINGS = Ceilings("wide", 2, {1: Spread(1e10, 9e9, 1.1e10)}, 2e11, 0.0, 4e11)
+FAST = OpTiming("situ", "one row", "native", Spread(2e-5, 1e-5, 3e-3), 1e5, 1e6, 1e10, "memory", 0.5, 1e-3, "")
+LEFT_OUT = OpTiming("situ", "many", "reference", None, 1e5, 1e6, 1e10, None, None, None, "would take about 9 s")
+
+
+@pytest.fixture
+def run(monkeypatch):
+    asked = []
+
+    def timings(names, ceilings):
+        asked.append(tuple(names))
+        return iter([FAST, LEFT_OUT])
+
+    monkeypatch.setattr("perilune.bench.ceilings.measure_ceilings", lambda: CEILINGS)
+    monkeypatch.setattr("perilune.bench.ops.bench_ops", timings)
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(bench.app, arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout, asked
+
+    return invoke
+
+
+def test_the_table_shows_ceilings_and_one_line_per_case(run):
+    out, asked = run("ops", "--op", "situ", "--op", "rms_norm")
+    assert asked == [("situ", "rms_norm")]
+    assert "GFLOP/s: float32 200, bfloat16 none, int8 400" in out
+    fast, left_out = out.splitlines()[-2:]
+    assert "20 us (10 us-3 ms)" in fast
+    assert fast.split()[-3:] == ["50%", "memory", "50.0"]
+    assert left_out.endswith("would take about 9 s")
+
+
+def test_json_holds_ceilings_and_cases(run):
+    out, asked = run("ops", "--json")
+    report = json.loads(out)
+    assert asked == [()]
+    assert report["ceilings"]["read"] == 1e10
+    first, second = report["ops"]
+    assert (first["median_s"], first["times_faster_than_reference"]) == (2e-5, pytest.approx(50))
+    assert (second["median_s"], second["note"]) == (None, "would take about 9 s")
