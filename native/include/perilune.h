@@ -27,8 +27,10 @@ constexpr int64_t type_bytes(Type type, int64_t count) {
 
 // ---- threads ------------------------------------------------------------------------------------------------------
 
-// One pool for the process. Chunks are taken from a counter, so a thread that lost its processor delays only the chunk
-// it holds. Workers spin for a short, bounded time and then sleep. A child of fork() starts its own workers when needed.
+// One pool for the process. Chunks (fewer than 2^32) are taken from a counter, so a thread that lost its processor delays
+// only the chunk it holds. Workers spin for a short, bounded time and then sleep. What a chunk throws reaches the caller
+// once the region is over; chunks that had not begun are passed over. Several threads may call at once: one region is
+// worked on at a time. A child of fork() starts its own workers when needed.
 using ChunkFunction = void (*)(void* context, int64_t chunk);
 void set_num_threads(int count);  // 0: one per processor this process may use
 int num_threads();

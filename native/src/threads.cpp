@@ -1,28 +1,39 @@
-// The thread pool and the scratch arenas.
+// The thread pool.
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
+#include <climits>
+#include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
-#include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "perilune.h"
+#include "processors.h"
 
 namespace perilune {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Futex = std::atomic<uint32_t>;
+static_assert(sizeof(Futex) == 4 && Futex::is_always_lock_free, "the system reads the integer itself");
 
 // A worker that waits this long has outlived the gap between two ops of a step, and sleeps.
 constexpr auto kSpin = std::chrono::microseconds(50);
+// A caller that waits this long looks whether a worker lost its processor in the middle of a chunk.
+constexpr auto kPatience = std::chrono::microseconds(60);
+// A thread whose processor time stands still for this long is not running.
+constexpr auto kGlance = std::chrono::microseconds(20);
 // Chunks left are in the low half of the ticket, the region's number in the high half.
 constexpr uint64_t kLeft = 0xffffffffu;
 
@@ -36,215 +47,227 @@ inline void relax() {
 #endif
 }
 
-// Processors of each NUMA node that this process may use; one list of all of them where there is a single node.
-std::vector<cpu_set_t> usable_nodes() {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  sched_getaffinity(0, sizeof(allowed), &allowed);
-  std::vector<cpu_set_t> nodes;
-  for (int node = 0;; ++node) {
-    std::ifstream file("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
-    if (!file) break;
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    int first, last;
-    for (std::string range; std::getline(file, range, ',');) {
-      const int found = std::sscanf(range.c_str(), "%d-%d", &first, &last);
-      if (found < 1) continue;
-      for (int cpu = first; cpu <= (found == 2 ? last : first) && cpu < CPU_SETSIZE; ++cpu)
-        if (CPU_ISSET(cpu, &allowed)) CPU_SET(cpu, &set);
-    }
-    if (CPU_COUNT(&set) > 0) nodes.push_back(set);
-  }
-  if (nodes.empty()) nodes.push_back(allowed);
-  return nodes;
+// Returns when woken, at once where `futex` is not `expected`, and now and then for no reason.
+void sleep_on(Futex& futex, uint32_t expected) {
+  syscall(SYS_futex, &futex, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
 }
+void wake_from(Futex& futex, int64_t count) {
+  syscall(SYS_futex, &futex, FUTEX_WAKE_PRIVATE, count < INT_MAX ? count : INT_MAX, nullptr, nullptr, 0);
+}
+
+void run_here(int64_t num_chunks, ChunkFunction function, void* context) {
+  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) function(context, chunk);
+}
+
+struct alignas(64) Worker {
+  std::thread thread;
+  Place place;
+  std::atomic<bool> is_working{false}, is_displaced{false};
+
+  void bind(const cpu_set_t& processors) {
+    pthread_setaffinity_np(thread.native_handle(), sizeof(processors), &processors);
+  }
+
+  bool is_running() {
+    clockid_t clock;
+    timespec before, after;
+    if (pthread_getcpuclockid(thread.native_handle(), &clock) != 0) return true;
+    clock_gettime(clock, &before);
+    for (const auto until = Clock::now() + kGlance; Clock::now() < until;) relax();
+    clock_gettime(clock, &after);
+    return after.tv_nsec != before.tv_nsec || after.tv_sec != before.tv_sec;
+  }
+};
 
 class Pool {
  public:
-  ~Pool() { stop(); }
+  explicit Pool(int size) : size_(size) {}
 
-  int size() {
-    if (size_ == 0) {
-      cpu_set_t allowed;
-      CPU_ZERO(&allowed);
-      size_ = sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
-    }
-    return size_;
-  }
+  int size() const { return size_.load(std::memory_order_relaxed); }
 
   void resize(int count) {
     std::lock_guard<std::mutex> turn(turn_);
     stop();
-    size_ = count;
+    size_ = count > 0 ? count : num_usable_processors();
   }
 
   void run(int64_t num_chunks, ChunkFunction function, void* context) {
-    if (num_chunks <= 0) return;
-    if (is_inside_region || num_chunks == 1 || size() == 1) {
-      for (int64_t chunk = 0; chunk < num_chunks; ++chunk) function(context, chunk);
-      return;
-    }
+    if (is_inside_region || num_chunks <= 1 || size() == 1) return run_here(num_chunks, function, context);
     std::lock_guard<std::mutex> turn(turn_);
-    start();
-    function_ = function;
-    context_ = context;
-    total_ = num_chunks;
-    unfinished_.store(num_chunks, std::memory_order_relaxed);
-    const uint64_t region = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-    ticket_.store(region << 32 | static_cast<uint64_t>(num_chunks));
-    if (sleepers_.load() > 0) {
-      std::lock_guard<std::mutex> lock(sleep_);
-      wake_.notify_all();
-    }
+    if (static_cast<int>(workers_.size()) != size() - 1) start();
+    open(num_chunks, function, context);
     is_inside_region = true;
     work();
     is_inside_region = false;
     wait_for_others();
-  }
-
-  // In the child of a fork there are no workers, and the locks may have been held by a thread that is gone.
-  void forget_workers() {
-    new (&workers_) std::vector<std::thread>();
-    new (&turn_) std::mutex();
-    new (&sleep_) std::mutex();
-    new (&wake_) std::condition_variable();
-    sleepers_ = 0;
-    ticket_ = 0;
-    is_inside_region = false;
+    if (has_failed_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
   void start() {
-    if (static_cast<int>(workers_.size()) == size_ - 1) return;
-    const std::vector<cpu_set_t> nodes = usable_nodes();
-    for (int index = 1; index < size_; ++index) {
-      workers_.emplace_back([this] { serve(); });
-      // Threads stay on one node, spread evenly; within it the system moves them away from busy processors.
-      if (nodes.size() > 1)
-        pthread_setaffinity_np(workers_.back().native_handle(), sizeof(cpu_set_t), &nodes[index * nodes.size() / size_]);
+    stop();
+    const std::vector<Place> places = places_of_threads(size());
+    caller_home_ = places[0].processor;
+    try {
+      for (int index = 1; index < size(); ++index) {
+        auto worker = std::make_unique<Worker>();
+        worker->place = places[index];
+        worker->thread = std::thread([this, at = worker.get()] { serve(*at); });
+        workers_.push_back(std::move(worker));
+      }
+    } catch (const std::system_error&) {  // the system grants no more threads
+      size_ = static_cast<int>(workers_.size()) + 1;
     }
   }
 
   void stop() {
-    {
-      std::lock_guard<std::mutex> lock(sleep_);
-      is_stopping_ = true;
-      wake_.notify_all();
-    }
-    for (std::thread& worker : workers_) worker.join();
+    is_stopping_ = true;
+    ++doorbell_;
+    wake_from(doorbell_, INT_MAX);
+    for (auto& worker : workers_) worker->thread.join();
     workers_.clear();
     is_stopping_ = false;
   }
 
-  void serve() {
+  void open(int64_t num_chunks, ChunkFunction function, void* context) {
+    function_ = function;
+    context_ = context;
+    total_ = num_chunks;
+    caller_processor_.store(sched_getcpu(), std::memory_order_relaxed);
+    has_failed_.store(false, std::memory_order_relaxed);
+    unfinished_.store(static_cast<uint32_t>(num_chunks), std::memory_order_relaxed);
+    const uint64_t region = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+    ticket_.store(region << 32 | static_cast<uint64_t>(num_chunks));
+    ++doorbell_;
+    if (sleepers_ > 0) wake_from(doorbell_, num_chunks - 1);
+  }
+
+  bool is_open() const { return (ticket_.load(std::memory_order_relaxed) & kLeft) != 0; }
+
+  void serve(Worker& self) {
     is_inside_region = true;  // what a chunk calls runs in place
-    while (true) {
-      const auto asleep_at = Clock::now() + kSpin;
-      while ((ticket_.load(std::memory_order_relaxed) & kLeft) == 0 && !is_stopping_) {
-        for (int turn = 0; turn < 32; ++turn) relax();
-        if (Clock::now() < asleep_at) continue;
-        std::unique_lock<std::mutex> lock(sleep_);
-        ++sleepers_;
-        wake_.wait(lock, [this] { return (ticket_.load() & kLeft) != 0 || is_stopping_; });
-        --sleepers_;
-      }
+    self.bind(self.place.node);
+    auto asleep_at = Clock::now() + kSpin;
+    for (unsigned turn = 1;; ++turn) {
+      // Heard before looking: a region that opens after the look rings once more, and the sleep ends at once.
+      const uint32_t heard = doorbell_;
       if (is_stopping_) return;
-      work();
+      if (is_open()) {
+        self.is_working.store(true);
+        work();
+        self.is_working.store(false);
+        if (self.is_displaced || sched_getcpu() == caller_processor_.load(std::memory_order_relaxed)) leave_caller(self);
+        asleep_at = Clock::now() + kSpin;
+      }
+      relax();
+      if (turn % 32 != 0 || Clock::now() < asleep_at) continue;
+      sleep(self, heard);
+      asleep_at = Clock::now() + kSpin;
     }
   }
 
-  // Takes chunks until none is left. Holding a chunk keeps the region open, so its fields are only read then.
+  // Asleep it is bound to a processor of its own. Left to itself the system often wakes it where the caller runs, most
+  // of all in a virtual machine, and both then share one processor for milliseconds. Awake it may be moved away from
+  // busy processors.
+  void sleep(Worker& self, uint32_t heard) {
+    self.bind(only(home(self)));
+    ++sleepers_;
+    sleep_on(doorbell_, heard);
+    --sleepers_;
+    self.bind(self.place.node);
+  }
+
+  void leave_caller(Worker& self) {
+    self.is_displaced = false;
+    self.bind(only(home(self)));
+    self.bind(self.place.node);
+  }
+
+  int home(const Worker& worker) const {
+    const int taken = caller_processor_.load(std::memory_order_relaxed);
+    return worker.place.processor == taken ? caller_home_ : worker.place.processor;
+  }
+
+  // Takes chunks until none is left. A chunk taken and not yet counted as done keeps the region open, so its fields
+  // are only read then.
   void work() {
+    uint32_t done = 0;
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while ((ticket & kLeft) != 0) {
       if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
-      function_(context_, total_ - static_cast<int64_t>(ticket & kLeft));
-      unfinished_.fetch_sub(1, std::memory_order_release);
+      run_chunk(total_ - static_cast<int64_t>(ticket & kLeft));
+      ++done;
       ticket = ticket_.load(std::memory_order_acquire);
+    }
+    if (done > 0 && unfinished_.fetch_sub(done) == done && is_caller_asleep_) wake_from(unfinished_, 1);
+  }
+
+  // Once a chunk has failed the rest of its region is passed over; the caller throws the first error.
+  void run_chunk(int64_t chunk) {
+    if (has_failed_.load(std::memory_order_relaxed)) return;
+    try {
+      function_(context_, chunk);
+    } catch (...) {
+      if (!has_failed_.exchange(true)) error_ = std::current_exception();
     }
   }
 
   void wait_for_others() {
-    const auto yield_at = Clock::now() + kSpin;
-    while (unfinished_.load(std::memory_order_acquire) != 0) {
-      for (int turn = 0; turn < 16; ++turn) relax();
-      if (Clock::now() > yield_at) sched_yield();  // the one we wait for may want this processor
+    auto look_at = Clock::now() + kPatience;
+    for (unsigned turn = 1; unfinished_.load(std::memory_order_acquire) != 0; ++turn) {
+      relax();
+      if (turn % 16 != 0 || Clock::now() < look_at) continue;
+      if (lend_processor()) sleep_until_done();
+      look_at = Clock::now() + kPatience;
     }
   }
 
-  int size_ = 0;
-  std::vector<std::thread> workers_;
-  std::mutex turn_;  // one region at a time
+  // Another process may hold the processor of a worker for milliseconds, and the worker a chunk: it gets the caller's,
+  // which has nothing else to do, and leaves it after that chunk.
+  bool lend_processor() {
+    bool is_lent = false;
+    for (auto& worker : workers_) {
+      if (!worker->is_working || worker->is_running() || !worker->is_working) continue;
+      worker->is_displaced = true;
+      worker->bind(only(sched_getcpu()));
+      is_lent = true;
+    }
+    return is_lent;
+  }
+
+  void sleep_until_done() {
+    is_caller_asleep_ = true;
+    for (uint32_t left; (left = unfinished_) != 0;) sleep_on(unfinished_, left);
+    is_caller_asleep_ = false;
+  }
+
+  std::atomic<int> size_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  int caller_home_ = 0;  // where a worker sleeps while the caller runs on the worker's own processor
+  std::mutex turn_;      // one region at a time
   ChunkFunction function_ = nullptr;
   void* context_ = nullptr;
   int64_t total_ = 0;
+  std::atomic<int> caller_processor_{0};
+  std::exception_ptr error_;
   alignas(64) std::atomic<uint64_t> ticket_{0};
-  alignas(64) std::atomic<int64_t> unfinished_{0};
+  Futex doorbell_{0};  // rung when a region opens
+  std::atomic<bool> is_stopping_{false}, has_failed_{false};
+  alignas(64) Futex unfinished_{0};
+  std::atomic<bool> is_caller_asleep_{false};
   alignas(64) std::atomic<int> sleepers_{0};
-  std::atomic<bool> is_stopping_{false};
-  std::mutex sleep_;
-  std::condition_variable wake_;
 };
 
+// Never destroyed: a worker may still wait when the process ends.
 Pool& pool() {
-  // Never destroyed: a worker may still wait when the process ends.
-  static Pool* one = [] {
-    pthread_atfork(nullptr, nullptr, [] { pool().forget_workers(); });
-    return new Pool;
+  alignas(Pool) static char storage[sizeof(Pool)];
+  static Pool* const one = [] {
+    // In the child of a fork there are no workers, and the locks may have been held by a thread that is gone.
+    pthread_atfork(nullptr, nullptr, [] { new (storage) Pool(pool().size()); });
+    return new (storage) Pool(num_usable_processors());
   }();
   return *one;
 }
-
-constexpr size_t kAlignment = 64;
-constexpr size_t kSmallestBlock = size_t{1} << 20;
-
-// Blocks never move while something in them is in use; when nothing is, several are exchanged for one.
-struct Arena {
-  struct Block {
-    char* data;
-    size_t size;
-  };
-  std::vector<Block> blocks;
-  size_t block = 0, used = 0;
-
-  ~Arena() { drop(); }
-
-  void drop() {
-    for (Block& each : blocks) std::free(each.data);
-    blocks.clear();
-  }
-
-  void add(size_t size) {
-    void* data = std::aligned_alloc(kAlignment, (size + kAlignment - 1) / kAlignment * kAlignment);
-    if (data == nullptr) throw std::bad_alloc();
-    blocks.push_back({static_cast<char*>(data), size});
-  }
-
-  void* take(size_t bytes) {
-    bytes = (bytes + kAlignment - 1) / kAlignment * kAlignment;
-    while (block < blocks.size() && used + bytes > blocks[block].size) {
-      ++block;
-      used = 0;
-    }
-    if (block == blocks.size()) add(bytes > kSmallestBlock ? bytes : kSmallestBlock);
-    void* taken = blocks[block].data + used;
-    used += bytes;
-    return taken;
-  }
-
-  void release(size_t to_block, size_t to_used) {
-    block = to_block;
-    used = to_used;
-    if (block != 0 || used != 0 || blocks.size() < 2) return;
-    size_t total = 0;
-    for (const Block& each : blocks) total += each.size;
-    drop();
-    add(total);
-  }
-};
-
-thread_local Arena arena;
 
 }  // namespace
 
@@ -253,9 +276,5 @@ int num_threads() { return pool().size(); }
 void run_chunks(int64_t num_chunks, ChunkFunction function, void* context) {
   pool().run(num_chunks, function, context);
 }
-
-Scratch::Scratch() : block_(arena.block), used_(arena.used) {}
-Scratch::~Scratch() { arena.release(block_, used_); }
-void* Scratch::take_bytes(int64_t bytes) { return arena.take(static_cast<size_t>(bytes)); }
 
 }  // namespace perilune
