@@ -59,14 +59,14 @@ void run_here(int64_t num_chunks, ChunkFunction function, void* context) {
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) function(context, chunk);
 }
 
+void bind(pthread_t thread, const cpu_set_t& processors) {
+  pthread_setaffinity_np(thread, sizeof(processors), &processors);
+}
+
 struct alignas(64) Worker {
   std::thread thread;
   Place place;
   std::atomic<bool> is_working{false}, is_displaced{false};
-
-  void bind(const cpu_set_t& processors) {
-    pthread_setaffinity_np(thread.native_handle(), sizeof(processors), &processors);
-  }
 
   bool is_running() {
     clockid_t clock;
@@ -146,7 +146,7 @@ class Pool {
 
   void serve(Worker& self) {
     is_inside_region = true;  // what a chunk calls runs in place
-    self.bind(self.place.node);
+    bind(pthread_self(), self.place.node);
     auto asleep_at = Clock::now() + kSpin;
     for (unsigned turn = 1;; ++turn) {
       // Heard before looking: a region that opens after the look rings once more, and the sleep ends at once.
@@ -170,17 +170,17 @@ class Pool {
   // of all in a virtual machine, and both then share one processor for milliseconds. Awake it may be moved away from
   // busy processors.
   void sleep(Worker& self, uint32_t heard) {
-    self.bind(only(home(self)));
+    bind(pthread_self(), only(home(self)));
     ++sleepers_;
     sleep_on(doorbell_, heard);
     --sleepers_;
-    self.bind(self.place.node);
+    bind(pthread_self(), self.place.node);
   }
 
   void leave_caller(Worker& self) {
     self.is_displaced = false;
-    self.bind(only(home(self)));
-    self.bind(self.place.node);
+    bind(pthread_self(), only(home(self)));
+    bind(pthread_self(), self.place.node);
   }
 
   int home(const Worker& worker) const {
@@ -229,7 +229,7 @@ class Pool {
     for (auto& worker : workers_) {
       if (!worker->is_working || worker->is_running() || !worker->is_working) continue;
       worker->is_displaced = true;
-      worker->bind(only(sched_getcpu()));
+      bind(worker->thread.native_handle(), only(sched_getcpu()));
       is_lent = true;
     }
     return is_lent;

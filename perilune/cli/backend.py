@@ -42,14 +42,13 @@ def start_engine(
     checkpoint: Path | None, config: "EngineConfig", *, name: str | None = None, num_threads: int | None = None
 ) -> "tuple[InProcessClient, Tokenizer]":
     """Load a checkpoint (None: the bundled demo) behind a client that is not started yet."""
-    import torch
-
     from perilune.config.engine import DEMO_CHECKPOINT
     from perilune.engine.build import build_engine
     from perilune.engine.client import InProcessClient, ModelInfo
+    from perilune.ops.threads import set_num_threads
 
     if num_threads is not None:
-        torch.set_num_threads(num_threads)
+        set_num_threads(num_threads)
     core = build_engine(checkpoint or DEMO_CHECKPOINT, config)
     assert core.tokenizer is not None
     model = ModelInfo(

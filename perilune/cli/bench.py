@@ -29,8 +29,10 @@ def ops(
 
     from perilune.bench.ceilings import measure_ceilings
     from perilune.bench.ops import bench_ops
+    from perilune.ops.threads import set_num_threads
 
-    _use_threads(threads)
+    if threads is not None:
+        set_num_threads(threads)
     ceilings = measure_ceilings()
     timings = bench_ops(op or (), ceilings)
     if as_json:
@@ -56,17 +58,6 @@ def render_timing(timing: "OpTiming") -> str:
     faster = f"{timing.times_faster:.1f}" if timing.times_faster is not None else "-"
     rates = f"{timing.read_bytes / seconds.median / 1e9:>8.1f}{timing.flops / seconds.median / 1e9:>9.1f}"
     return f"{start}{taken:>30}{rates}{share:>20}{faster:>13}  {timing.note}".rstrip()
-
-
-def _use_threads(threads: int | None) -> None:
-    """Let torch and the native core compute with this many."""
-    import torch
-
-    from perilune.ops._native import core
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-        core().set_num_threads(threads)
 
 
 def _time(seconds: float) -> str:

@@ -13,6 +13,7 @@ from perilune.cache.spec import CacheGroupSpec
 from perilune.cache.storage import CacheStorage
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.models.inputs import ForwardBatch
+from perilune.ops.threads import torch_stands_back
 from perilune.sampling.logprobs import SampledToken, SamplingFailure, TokenLogprob
 from perilune.sampling.sampler import Sampler, SamplingRow
 
@@ -38,7 +39,7 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step: writes the cache of its sequences and chooses tokens for those that need one."""
         self._storage.zero_slots([item.state_slot for item in batch.sequences if item.num_computed_tokens == 0])
-        with torch.inference_mode():
+        with torch_stands_back(), torch.inference_mode():
             logits_RV = self._model(self._forward_batch(batch))
             return self._result(batch.sequences, logits_RV)
 
