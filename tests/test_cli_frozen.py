@@ -27,6 +27,14 @@ OPTIONS = {
     "perilune render": ["REQUEST", "--json", "--tokenizer"],
     "perilune bench": [],
     "perilune bench ops": ["--json", "--op", "--threads"],
+    "perilune bench prefill": [
+        *["CHECKPOINT", "--activations", "--dense-weights", "--dtype", "--json", "--max-num-batched-tokens"],
+        *["--repeats", "--threads", "--tokens"],
+    ],
+    "perilune bench decode": [
+        *["CHECKPOINT", "--activations", "--batch", "--context", "--dense-weights", "--dtype", "--json", "--threads"],
+        "--tokens",
+    ],
     "perilune verify": [],
     "perilune verify ops": ["--backend", "--json", "--op"],
     "perilune verify logits": ["CHECKPOINT", "--backend", "--dtype", "--golden", "--json", "--mode", *QUANTISED],

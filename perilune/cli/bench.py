@@ -1,6 +1,8 @@
 """`perilune bench`: times beside what this machine allows, which is measured first."""
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -8,7 +10,11 @@ import typer
 from perilune.cli import options
 
 if TYPE_CHECKING:
+    from perilune.bench.model import ModelBench, Run
     from perilune.bench.ops import OpTiming
+    from perilune.bench.report import Need
+    from perilune.config.engine import EngineConfig
+    from perilune.config.model import ModelConfig
 
 app = typer.Typer(no_args_is_help=True, help="Measure times beside what this machine allows.")
 
@@ -46,6 +52,74 @@ def ops(
     )
     for timing in timings:
         typer.echo(render_timing(timing))
+
+
+@app.command("prefill")
+def prefill(
+    checkpoint: options.Checkpoint = None,
+    tokens: Annotated[int, typer.Option(help="Length of the prompt.", min=1)] = 512,
+    repeats: Annotated[int, typer.Option(help="Prompts that are timed.", min=1)] = 3,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.", min=1)] = 512,
+    dtype: options.Dtype = None,
+    dense_weights: options.DenseWeights = "stored",
+    activations: options.Activations = "exact",
+    threads: options.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time prompts of random tokens from a checkpoint's engine."""
+    from perilune.bench.report import prefill_need
+    from perilune.config.engine import EngineConfig
+
+    config = EngineConfig(
+        max_num_seqs=1,
+        max_num_batched_tokens=max_num_batched_tokens,
+        dtype=dtype,
+        dense_weights=dense_weights,
+        activations=activations,
+    )
+    _bench_model(checkpoint, config, threads, as_json, lambda model: model.prefill(tokens, repeats), prefill_need)
+
+
+@app.command("decode")
+def decode(
+    checkpoint: options.Checkpoint = None,
+    context: Annotated[int, typer.Option(help="Tokens before the first step; their rows are random.", min=0)] = 0,
+    tokens: Annotated[int, typer.Option(help="Steps that are timed.", min=1)] = 32,
+    batch: Annotated[int, typer.Option(help="Sequences that decode together.", min=1)] = 1,
+    dtype: options.Dtype = None,
+    dense_weights: options.DenseWeights = "stored",
+    activations: options.Activations = "exact",
+    threads: options.Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Time decode steps of a checkpoint's engine; random tokens follow each other, so that experts vary."""
+    from perilune.bench.report import decode_need
+    from perilune.config.engine import EngineConfig
+
+    config = EngineConfig(dtype=dtype, dense_weights=dense_weights, activations=activations)
+    _bench_model(checkpoint, config, threads, as_json, lambda model: model.decode(context, tokens, batch), decode_need)
+
+
+def _bench_model(
+    checkpoint: Path | None,
+    config: "EngineConfig",
+    threads: int | None,
+    as_json: bool,
+    execute: "Callable[[ModelBench], Run]",
+    need_of: "Callable[[ModelConfig, EngineConfig, str, Run], Need]",
+) -> None:
+    from perilune.bench.ceilings import measure_ceilings
+    from perilune.bench.model import ModelBench
+    from perilune.bench.report import make_report, render_report
+    from perilune.config.engine import DEMO_CHECKPOINT
+
+    _use_threads(threads)
+    ceilings, directory = measure_ceilings(), checkpoint or DEMO_CHECKPOINT
+    model = ModelBench(directory, config)
+    run = execute(model)
+    need = need_of(model.text_config, config, model.dtype, run)
+    report = make_report(str(directory), config, model.dtype, run, need, ceilings.with_better_read())
+    typer.echo(json.dumps(report.as_json()) if as_json else render_report(report))
 
 
 def render_timing(timing: "OpTiming") -> str:

@@ -4,7 +4,7 @@ Text and vision are kept apart; `A_log` counts its heads, not its stored padding
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perilune.checkpoint.names import VISION_PARTS, Part, TensorFamily, tensor_table
 from perilune.config.model import IndexerConfig, MLAConfig, ModelConfig
@@ -162,20 +162,90 @@ def cache_bytes_read(config: ModelConfig, context: int, latent: str = "bfloat16"
     return row * len(config.full_attn_layers)
 
 
-def flops_per_token(config: ModelConfig, context: int) -> int:
-    """Multiply and add operations of one text token at `context` tokens, absorbed attention.
+def step_weight_bytes(config: ModelConfig, num_tokens: int, *, is_quantised: bool = False) -> float:
+    """Weight bytes that one step over `num_tokens` tokens reads.
 
-    Matrix products, KDA recurrence, attention and index scores; elementwise work (norms, gates, mixing) is left out.
+    Each is read once; of the experts as many as even choices, independent of each other, meet on average.
     """
-    matrices = 0
+    moe, total = config.moe, 0.0
+    for part, values in account(config, is_quantised=is_quantised).parts.items():
+        if part is Part.EXPERTS:
+            total += values.bytes * (1 - (1 - moe.num_experts_per_token / moe.num_experts) ** num_tokens)
+        elif part not in VISION_PARTS:
+            total += values.bytes_active
+    return total
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Multiply and add operations, by what is multiplied: matrices of experts, of projections, of the rest, no matrix.
+
+    Elementwise work (norms, gates, mixing) is left out.
+    """
+
+    experts: int
+    projections: int
+    others: int
+    mixers: int  # KDA recurrence, attention and index scores
+
+    @property
+    def total(self) -> int:
+        return self.experts + self.projections + self.others + self.mixers
+
+    def times(self, count: int) -> "Flops":
+        return Flops(count * self.experts, count * self.projections, count * self.others, count * self.mixers)
+
+
+def flops_per_token(config: ModelConfig, context: int) -> int:
+    """Operations of one decoded text token at `context` tokens, absorbed attention."""
+    return decode_flops(config, context).total
+
+
+def decode_flops(config: ModelConfig, context: int) -> Flops:
+    """Operations of one decoded text token at `context` tokens, absorbed attention."""
+    matrices = _matrix_flops(config)
+    mla = config.mla
+    attention = attended_rows(config, context) * mla.num_heads * 2 * (mla.cache_width + mla.kv_lora_rank)
+    attention += _index_flops(config, context, context)
+    return replace(matrices, mixers=matrices.mixers + len(config.full_attn_layers) * attention)
+
+
+def prefill_flops(config: ModelConfig, num_tokens: int) -> Flops:
+    """Operations of a prompt whose last token alone gets logits; every row is expanded to keys and values once."""
+    each = _matrix_flops(config)
+    head = 2 * config.hidden_size * config.vocab_size
+    mla = config.mla
+    attended = sum(attended_rows(config, context) for context in range(1, num_tokens + 1))
+    attention = attended * mla.num_heads * 2 * (mla.qk_head_dim + mla.v_head_dim)
+    attention += _index_flops(config, num_tokens, num_tokens * (num_tokens + 1) // 2)
+    return Flops(
+        experts=num_tokens * each.experts,
+        projections=num_tokens * each.projections,
+        others=num_tokens * (each.others - head) + head,
+        mixers=num_tokens * each.mixers + len(config.full_attn_layers) * attention,
+    )
+
+
+def _matrix_flops(config: ModelConfig) -> Flops:
+    """Of one token, without attention."""
+    experts = projections = others = 0
     for family in tensor_table(config).families:
         if family.is_released and len(family.shape) == 2 and family.part not in (Part.NORMS, *VISION_PARTS):
             used, stored = _used_share(family.part, config)
-            matrices += family.num_tensors * family.parameters * used // stored
+            own = 2 * (family.num_tensors * family.parameters * used // stored)
+            if family.part is Part.EXPERTS:
+                experts += own
+            elif family.is_projection:
+                projections += own
+            else:
+                others += own
     # Decay, the read for the delta rule, the rank-one update and the read-out: 1 + 2 + 2 + 2 operations a state entry.
     recurrence = 7 * len(config.kda_layers) * config.kda.num_heads * config.kda.head_dim**2
-    mla = config.mla
-    attention = attended_rows(config, context) * mla.num_heads * 2 * (mla.cache_width + mla.kv_lora_rank)
-    if config.indexer is not None and context > config.indexer.topk:
-        attention += context * config.indexer.num_heads * 2 * (config.indexer.head_dim + 1)
-    return 2 * matrices + recurrence + len(config.full_attn_layers) * attention
+    return Flops(experts, projections, others, recurrence)
+
+
+def _index_flops(config: ModelConfig, longest: int, num_scores: int) -> int:
+    """Of `num_scores` index scores in one layer; no context up to top-k needs any."""
+    if config.indexer is None or longest <= config.indexer.topk:
+        return 0
+    return num_scores * config.indexer.num_heads * 2 * (config.indexer.head_dim + 1)

@@ -1,0 +1,164 @@
+"""`bench prefill` and `bench decode`: steps of a whole model, timed as the engine runs them."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from perilune.bench.engine import BenchEngine
+from perilune.bench.process import NativeClock, forget_peak_memory, peak_memory_bytes
+from perilune.bench.spread import Spread
+from perilune.config.engine import EngineConfig
+from perilune.config.model import ModelConfig
+from perilune.engine.build import load_model
+from perilune.errors import ConfigError
+from perilune.models.model import KimiModel
+from perilune.ops.case import tensors_in
+from perilune.platform import available_memory_bytes
+
+# the longest prompt that the first token is timed with
+FIRST_PROMPT = 512
+_WARM_UP_STEPS = 2
+# steps whose time inside the native core is added up
+_ACCOUNTED_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was run and how long it took.
+
+    `batch` sequences, `tokens` of each (decoded, or those of a prompt) behind `context` random rows. `step_s` is the
+    time of one decode step or of one whole prompt, `mean_s` its mean. `python_share`: the part of it outside the native
+    core, torch included. `first_token_s`: from the start of loading to the first token, that of a prompt of
+    `first_prompt` tokens or behind the context.
+    """
+
+    context: int
+    tokens: int
+    batch: int
+    step_s: Spread
+    mean_s: float
+    python_share: float
+    load_s: float
+    first_token_s: float
+    first_prompt: int
+    peak_rss_bytes: int
+
+
+@dataclass(frozen=True)
+class _Timing:
+    step_s: Spread
+    mean_s: float
+    python_share: float
+
+
+class ModelBench:
+    """A checkpoint that is loaded, and timed from then on."""
+
+    def __init__(self, checkpoint: Path, config: EngineConfig):
+        self._config = config
+        forget_peak_memory()
+        self._start = time.perf_counter()
+        self.model = load_model(checkpoint, config)
+        self._load_s = time.perf_counter() - self._start
+
+    @property
+    def text_config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def dtype(self) -> str:
+        """The compute dtype that was chosen."""
+        return str(self.model.dtype).removeprefix("torch.")
+
+    def prefill(self, num_tokens: int, repeats: int) -> Run:
+        """Prompts of `num_tokens` random tokens, each until its first new token, in the engine's steps."""
+        engine = self._engine(1, num_tokens + 1)
+
+        def run_prompt(length: int) -> None:
+            engine.add_prompt(length)
+            while engine.has_work:
+                engine.step_or_raise()
+
+        first_prompt = min(num_tokens, FIRST_PROMPT)
+        run_prompt(first_prompt)
+        first_token_s = time.perf_counter() - self._start
+        timing = self._time(lambda: run_prompt(num_tokens), repeats, accounted=1)
+        return self._run(timing, 0, num_tokens, 1, first_token_s, first_prompt)
+
+    def decode(self, context: int, num_tokens: int, batch: int) -> Run:
+        """`num_tokens` steps of `batch` sequences, the first behind `context` random rows."""
+        engine = self._engine(batch, context + num_tokens + _WARM_UP_STEPS + _ACCOUNTED_STEPS + 2)
+        if context:
+            engine.fill_cache()
+        for sequence in range(batch):
+            engine.add_behind(str(sequence), context)
+        engine.step_or_raise()
+        first_token_s = time.perf_counter() - self._start
+
+        def step() -> None:
+            engine.step_or_raise()
+
+        for _ in range(_WARM_UP_STEPS):
+            engine.redraw_tokens()
+            step()
+        timing = self._time(step, num_tokens, accounted=_ACCOUNTED_STEPS, between=engine.redraw_tokens)
+        return self._run(timing, context, num_tokens, batch, first_token_s, 1)
+
+    def _engine(self, num_seqs: int, max_len: int) -> BenchEngine:
+        longest = self.model.config.max_position_embeddings
+        if max_len > longest:
+            raise ConfigError(f"sequences would reach {max_len} tokens; the model's context is {longest}: ask for less")
+        return BenchEngine(self.model, self._config, num_seqs=num_seqs, max_len=max_len)
+
+    def _time(
+        self, step: Callable[[], None], count: int, *, accounted: int, between: Callable[[], None] | None = None
+    ) -> _Timing:
+        """`count` timed steps, then `accounted` ones whose time inside the native core is told apart."""
+        self._touch_weights()
+
+        def timed() -> float:
+            if between is not None:
+                between()
+            start = time.perf_counter()
+            step()
+            return time.perf_counter() - start
+
+        taken = [timed() for _ in range(count)]
+        clock = NativeClock()
+        with clock.running():
+            total = sum(timed() for _ in range(accounted))
+        return _Timing(Spread.of(taken), sum(taken) / count, max(0.0, 1 - clock.seconds / total))
+
+    def _run(
+        self, timing: _Timing, context: int, tokens: int, batch: int, first_token_s: float, first_prompt: int
+    ) -> Run:
+        return Run(
+            context=context,
+            tokens=tokens,
+            batch=batch,
+            step_s=timing.step_s,
+            mean_s=timing.mean_s,
+            python_share=timing.python_share,
+            load_s=self._load_s,
+            first_token_s=first_token_s,
+            first_prompt=first_prompt,
+            peak_rss_bytes=peak_memory_bytes(),
+        )
+
+    def _touch_weights(self) -> None:
+        """Map every page of the weights, if memory holds them all: the first steps after a start are slower."""
+        tensors = list(weights_of(self.model))
+        if sum(tensor.nbytes for tensor in tensors) < available_memory_bytes():
+            for tensor in tensors:
+                tensor.view(-1).view(torch.uint8)[::4096].max()
+
+
+def weights_of(model: KimiModel) -> Iterator[Tensor]:
+    """Every tensor that holds weights: parameters, and the tuples of quantised projections and of experts."""
+    yield from model.parameters()
+    for module in model.modules():
+        yield from tensors_in([value for value in vars(module).values() if isinstance(value, tuple)])
