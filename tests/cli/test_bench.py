@@ -7,6 +7,7 @@ from perilune.bench.ceilings import Ceilings
 from perilune.bench.ops import OpTiming
 from perilune.bench.spread import Spread
 from perilune.cli import bench
+from perilune.ops import _native
 
 CEILINGS = Ceilings("wide", 2, {1: Spread(1e10, 9e9, 1.1e10)}, 2e11, 0.0, 4e11)
 FAST = OpTiming("situ", "one row", "native", Spread(2e-5, 1e-5, 3e-3), 1e5, 1e6, 1e10, "memory", 0.5, 1e-3, "")
@@ -50,3 +51,26 @@ def test_json_holds_ceilings_and_cases(run):
     first, second = report["ops"]
     assert (first["median_s"], first["times_faster_than_reference"]) == (2e-5, pytest.approx(50))
     assert (second["median_s"], second["note"]) == (None, "would take about 9 s")
+
+
+@pytest.mark.skipif(_native.absence() is not None, reason=str(_native.absence()))
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["decode", "--context", "40", "--tokens", "2", "--batch", "2"], {"context": 40, "tokens": 2, "batch": 2}),
+        (["prefill", "--tokens", "20", "--repeats", "1"], {"context": 0, "tokens": 20, "batch": 1}),
+        (
+            ["decode", "--tokens", "1", "--dense-weights", "int8", "--activations", "int8", "--dtype", "float32"],
+            {"dense_weights": "int8", "activations": "int8", "dtype": "float32"},
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_model_is_timed_with_the_settings_given(run, monkeypatch, micro_checkpoint, arguments, expected):
+    monkeypatch.setattr(Ceilings, "with_better_read", lambda self: self)
+    command, *options = arguments
+    out, _ = run(command, str(micro_checkpoint), "--json", *options)
+    report = json.loads(out)
+    assert {key: report[key] for key in expected} == expected
+    assert report["tokens_per_second"] > 0
+    assert report["ceilings"]["read"] == 1e10

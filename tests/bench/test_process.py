@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from perilune import ops
+from perilune.bench.process import NativeClock, forget_peak_memory, peak_memory_bytes
+
+
+def test_the_peak_is_that_of_what_was_held_since_it_was_forgotten():
+    torch.ones(64 << 20, dtype=torch.uint8).sum()
+    forget_peak_memory()
+    before = peak_memory_bytes()
+    held = torch.ones(48 << 20, dtype=torch.uint8)
+    assert peak_memory_bytes() - before >= held.nbytes * 0.9
+
+
+def test_the_clock_counts_time_inside_the_native_core_and_leaves_it_as_it_was(native_core):
+    x, weight = torch.randn(256, 1024), torch.ones(1024)
+    before = dict(vars(native_core))
+    clock = NativeClock()
+    with clock.running():
+        ops.rms_norm(x, weight, 1e-5)
+        first = clock.seconds
+        torch.randn(1000).sort()
+        assert clock.seconds == first > 0
+        ops.rms_norm(x, weight, 1e-5)
+        assert clock.seconds > first
+    assert vars(native_core) == before
+    second = clock.seconds
+    ops.rms_norm(x, weight, 1e-5)
+    assert clock.seconds == second
+
+
+def test_an_error_inside_leaves_the_core_as_it_was(native_core):
+    before = dict(vars(native_core))
+    with pytest.raises(ValueError, match="stop"), NativeClock().running():
+        raise ValueError("stop")
+    assert vars(native_core) == before
