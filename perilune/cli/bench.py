@@ -112,8 +112,10 @@ def _bench_model(
     from perilune.bench.model import ModelBench
     from perilune.bench.report import make_report, render_report
     from perilune.config.engine import DEMO_CHECKPOINT
+    from perilune.ops.threads import set_num_threads
 
-    _use_threads(threads)
+    if threads is not None:
+        set_num_threads(threads)
     ceilings, directory = measure_ceilings(), checkpoint or DEMO_CHECKPOINT
     model = ModelBench(directory, config)
     run = execute(model)
