@@ -20,8 +20,11 @@ def dense_linear(x: Tensor, weight: LinearWeight, int8_activations: bool = False
 def linear_group(x: Tensor, weights: WeightGroup, int8_activations: bool = False) -> list[Tensor]:
     """See the package's contract."""
     x, (columns, *outputs), leading = x.contiguous(), weights.sizes, x.shape[:-1]
-    y = [x.new_empty((*leading, size)) for size in outputs]
     tokens = x.numel() // columns
+    if tokens == 1:  # a step of one sequence: one allocation costs less than many
+        y = list(x.new_empty((*leading, sum(outputs))).split_with_sizes(outputs, -1))
+    else:
+        y = [x.new_empty((*leading, size)) for size in outputs]
     core().linear(address(x), code(x), tokens, weights.matrices, [address(own) for own in y], int8_activations)
     return y
 
