@@ -26,13 +26,13 @@ def held_out_accuracy(model: KimiModel, tokenizer: Tokenizer) -> dict[str, float
     model.eval()
     for skill in EVALUATED_SKILLS:
         questions = held_out_questions(skill, NUM_QUESTIONS, PROBE_SEED, thinking=False)
-        rows = [_question_row(question, renderer) for question in questions]
+        rows = [question_row(question, renderer) for question in questions]
         shares[skill] = _share_exact(model, rows, renderer.pad_id)
     model.train()
     return shares
 
 
-def _question_row(question: Question, renderer: ChatRenderer) -> Row:
+def question_row(question: Question, renderer: ChatRenderer) -> Row:
     *before, user = (message["content"] for message in question.messages)
     head = renderer.head(before[0] if before else None, None)
     exchange = renderer.exchange(Exchange(user, "", question.answer, question.skill), thinking=False)
