@@ -109,11 +109,12 @@ def test_a_step_along_the_gradient_changes_the_loss_as_it_says(config, state):
     assert (values[0] - values[1]) / (2 * step) == pytest.approx(slope, rel=0.02)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_unpacked_experts_equal_packed_ones(config, state, dtype):
+# Sums over packed and plain weights may run in different orders.
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
+def test_unpacked_experts_equal_packed_ones(config, state, dtype, tolerance):
     batch = ForwardBatch.whole(torch.tensor([TOKENS]))
     packed, plain = (build_model(config, given, NormEps(), dtype) for given in (state, unpacked(state)))
-    assert torch.equal(packed(batch), plain(batch))
+    assert torch.allclose(packed(batch), plain(batch), atol=tolerance)
     assert packed(batch).dtype is dtype
 
 
