@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from perilune.bench.engine import BenchEngine
-from perilune.bench.process import NativeClock, forget_peak_memory, peak_memory_bytes
+from perilune.bench.process import NativeClock, OthersClock, forget_peak_memory, peak_memory_bytes
 from perilune.bench.spread import Spread
 from perilune.config.engine import EngineConfig
 from perilune.config.model import ModelConfig
@@ -32,8 +32,8 @@ class Run:
 
     `batch` sequences, `tokens` of each (decoded, or those of a prompt) behind `context` random rows. `step_s` is the
     time of one decode step or of one whole prompt, `mean_s` its mean. `python_share`: the part of it outside the native
-    core, torch included. `first_token_s`: from the start of loading to the first token, that of a prompt of
-    `first_prompt` tokens or behind the context.
+    core, torch included. `first_token_s`: loading and the first token, that of a prompt of `first_prompt` tokens or
+    behind the context. `others_cores`: processors that other processes used while steps were timed.
     """
 
     context: int
@@ -46,6 +46,7 @@ class Run:
     first_token_s: float
     first_prompt: int
     peak_rss_bytes: int
+    others_cores: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class _Timing:
     step_s: Spread
     mean_s: float
     python_share: float
+    others_cores: float
 
 
 class ModelBench:
@@ -61,9 +63,9 @@ class ModelBench:
     def __init__(self, checkpoint: Path, config: EngineConfig):
         self._config = config
         forget_peak_memory()
-        self._start = time.perf_counter()
+        start = time.perf_counter()
         self.model = load_model(checkpoint, config)
-        self._load_s = time.perf_counter() - self._start
+        self._load_s = time.perf_counter() - start
 
     @property
     def text_config(self) -> ModelConfig:
@@ -84,8 +86,9 @@ class ModelBench:
                 engine.step_or_raise()
 
         first_prompt = min(num_tokens, FIRST_PROMPT)
+        start = time.perf_counter()
         run_prompt(first_prompt)
-        first_token_s = time.perf_counter() - self._start
+        first_token_s = self._load_s + time.perf_counter() - start
         timing = self._time(lambda: run_prompt(num_tokens), repeats, accounted=1)
         return self._run(timing, 0, num_tokens, 1, first_token_s, first_prompt)
 
@@ -96,16 +99,13 @@ class ModelBench:
             engine.fill_cache()
         for sequence in range(batch):
             engine.add_behind(str(sequence), context)
+        start = time.perf_counter()
         engine.step_or_raise()
-        first_token_s = time.perf_counter() - self._start
-
-        def step() -> None:
-            engine.step_or_raise()
-
+        first_token_s = self._load_s + time.perf_counter() - start
         for _ in range(_WARM_UP_STEPS):
             engine.redraw_tokens()
-            step()
-        timing = self._time(step, num_tokens, accounted=_ACCOUNTED_STEPS, between=engine.redraw_tokens)
+            engine.step_or_raise()
+        timing = self._time(engine.step_or_raise, num_tokens, accounted=_ACCOUNTED_STEPS, between=engine.redraw_tokens)
         return self._run(timing, context, num_tokens, batch, first_token_s, 1)
 
     def _engine(self, num_seqs: int, max_len: int) -> BenchEngine:
@@ -127,11 +127,12 @@ class ModelBench:
             step()
             return time.perf_counter() - start
 
+        others = OthersClock()
         taken = [timed() for _ in range(count)]
-        clock = NativeClock()
+        others_cores, clock = others.cores(), NativeClock()
         with clock.running():
             total = sum(timed() for _ in range(accounted))
-        return _Timing(Spread.of(taken), sum(taken) / count, max(0.0, 1 - clock.seconds / total))
+        return _Timing(Spread.of(taken), sum(taken) / count, max(0.0, 1 - clock.seconds / total), others_cores)
 
     def _run(
         self, timing: _Timing, context: int, tokens: int, batch: int, first_token_s: float, first_prompt: int
@@ -147,6 +148,7 @@ class ModelBench:
             first_token_s=first_token_s,
             first_prompt=first_prompt,
             peak_rss_bytes=peak_memory_bytes(),
+            others_cores=timing.others_cores,
         )
 
     def _touch_weights(self) -> None:

@@ -1,5 +1,6 @@
-"""This process under measurement: its peak memory, and the time it spends inside the native core."""
+"""This process under measurement: peak memory, time inside the native core, and what other processes use meanwhile."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from typing import Any
 
 from perilune.ops._native import core
 
-_SELF = Path("/proc/self")
+_PROC = Path("/proc")
 # functions of the core that compute nothing of a step
 _ADMINISTRATION = {"isa", "available_isas", "use_isa", "num_threads", "set_num_threads"}
 
@@ -16,17 +17,37 @@ _ADMINISTRATION = {"isa", "available_isas", "use_isa", "num_threads", "set_num_t
 def forget_peak_memory() -> None:
     """Let the peak start at what is held now; a kernel that refuses keeps the old one."""
     try:
-        (_SELF / "clear_refs").write_text("5")
+        (_PROC / "self/clear_refs").write_text("5")
     except OSError:
         return
 
 
 def peak_memory_bytes() -> int:
     """The largest resident set so far, mapped files included."""
-    for line in (_SELF / "status").read_text().splitlines():
+    for line in (_PROC / "self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("the kernel lists no VmHWM")
+
+
+class OthersClock:
+    """Counts from its making on how much of the processors other processes use."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic(), _machine_busy_s(), time.process_time()
+
+    def cores(self) -> float:
+        """Processors that others kept busy on average; the kernel counts in ticks, so a hundredth means nothing."""
+        started, busy_s, own_s = self._start
+        others_s = _machine_busy_s() - busy_s - (time.process_time() - own_s)
+        return max(0.0, others_s) / (time.monotonic() - started)
+
+
+def _machine_busy_s() -> float:
+    """Processor seconds that all processes together have used since the machine started."""
+    fields = (_PROC / "stat").read_text().splitlines()[0].split()[1:]
+    user, nice, system, _idle, _waiting, irq, softirq = map(int, fields[:7])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 class NativeClock:

@@ -124,6 +124,7 @@ def render_report(report: ModelReport) -> str:
         "outside the native core": f"{run.python_share:.1%}",
         "loading": f"{run.load_s:.2f} s, first token after {run.first_token_s:.2f} s",
         "peak memory": f"{run.peak_rss_bytes / 1e9:.2f} GB, mapped files included",
+        "processors that others used": f"{run.others_cores:.2f}",
     }
     return "\n".join([*lines, *(f"{label:<34}{text}" for label, text in rows.items())])
 

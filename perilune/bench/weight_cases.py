@@ -96,6 +96,16 @@ def linear_group(generator: torch.Generator) -> Iterator[BenchCase]:
             )
 
 
+def quantize_rows(generator: torch.Generator) -> Iterator[BenchCase]:
+    """What loading does to a projection; the result is written as well, which the bound leaves out."""
+    weight = bfloat16_weight(HIDDEN, _PROJECTION, generator)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        name = f"{HIDDEN} x {_PROJECTION} to {str(dtype).removeprefix('torch.')}"
+        into = ChannelScaled(torch.empty(weight.shape, dtype=dtype), torch.empty(HIDDEN))
+        arguments = tuple((own, into) for own in rotated(weight))
+        yield BenchCase("quantize_rows", name, arguments, Work(weight.nbytes, 0))
+
+
 def mxfp4_linear(generator: torch.Generator) -> Iterator[BenchCase]:
     """One expert matrix."""
     weights = rotated(packed_weight(INNER, LATENT, _SCALES, generator))
@@ -173,6 +183,7 @@ def moe_experts(generator: torch.Generator) -> Iterator[BenchCase]:
 BUILDERS: dict[str, Builder] = {
     "dense_linear": dense_linear,
     "linear_group": linear_group,
+    "quantize_rows": quantize_rows,
     "mxfp4_linear": mxfp4_linear,
     "moe_route": moe_route,
     "moe_experts_mxfp4": moe_experts_mxfp4,

@@ -35,15 +35,16 @@ def ops(
 
     from perilune.bench.ceilings import measure_ceilings
     from perilune.bench.ops import bench_ops
+    from perilune.bench.process import OthersClock
     from perilune.ops.threads import set_num_threads
 
     if threads is not None:
         set_num_threads(threads)
-    ceilings = measure_ceilings()
+    ceilings, others = measure_ceilings(), OthersClock()
     timings = bench_ops(op or (), ceilings)
     if as_json:
         found = [timing.as_json() for timing in tqdm(timings, desc="cases", disable=None, leave=False)]
-        typer.echo(json.dumps({"ceilings": ceilings.as_json(), "ops": found}))
+        typer.echo(json.dumps({"ceilings": ceilings.as_json(), "ops": found, "others_cores": others.cores()}))
         return
     typer.echo(f"{ceilings}\n")
     typer.echo(
@@ -52,6 +53,7 @@ def ops(
     )
     for timing in timings:
         typer.echo(render_timing(timing))
+    typer.echo(f"\nprocessors that others used meanwhile: {others.cores():.2f}")
 
 
 @app.command("prefill")

@@ -31,6 +31,7 @@ def a_run(**changes):
         "first_token_s": 2.0,
         "first_prompt": 1,
         "peak_rss_bytes": 10**9,
+        "others_cores": 0.0,
     }
     return Run(**(values | changes))
 

@@ -1,8 +1,11 @@
+import os
+
 import pytest
 import torch
 
 from perilune import ops
-from perilune.bench.process import NativeClock, forget_peak_memory, peak_memory_bytes
+from perilune.bench import process
+from perilune.bench.process import NativeClock, OthersClock, forget_peak_memory, peak_memory_bytes
 
 
 def test_the_peak_is_that_of_what_was_held_since_it_was_forgotten():
@@ -35,3 +38,16 @@ def test_an_error_inside_leaves_the_core_as_it_was(native_core):
     with pytest.raises(ValueError, match="stop"), NativeClock().running():
         raise ValueError("stop")
     assert vars(native_core) == before
+
+
+def test_what_others_use_is_told_apart_from_ones_own(monkeypatch, tmp_path):
+    """Two processors for ten seconds: one and a half used, one of them by this process."""
+    tick, times = os.sysconf("SC_CLK_TCK"), {"monotonic": 0.0, "process_time": 0.0}
+    for name in times:
+        monkeypatch.setattr(process.time, name, lambda name=name: times[name])
+    monkeypatch.setattr(process, "_PROC", tmp_path)
+    (tmp_path / "stat").write_text("cpu 0 0 0 0 0 0 0 0 0 0\n")
+    others = OthersClock()
+    times |= {"monotonic": 10.0, "process_time": 10.0}
+    (tmp_path / "stat").write_text(f"cpu {8 * tick} {2 * tick} {3 * tick} {5 * tick} {2 * tick} {tick} {tick} 0 0 0\n")
+    assert others.cores() == pytest.approx(0.5)

@@ -37,7 +37,8 @@ def test_the_table_shows_ceilings_and_one_line_per_case(run):
     out, asked = run("ops", "--op", "situ", "--op", "rms_norm")
     assert asked == [("situ", "rms_norm")]
     assert "GFLOP/s: float32 200, bfloat16 none, int8 400" in out
-    fast, left_out = out.splitlines()[-2:]
+    fast, left_out, _, others = out.splitlines()[-4:]
+    assert others.startswith("processors that others used meanwhile: ")
     assert "20 us (10 us-3 ms)" in fast
     assert fast.split()[-3:] == ["50%", "memory", "50.0"]
     assert left_out.endswith("would take about 9 s")
