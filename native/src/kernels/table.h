@@ -4,6 +4,7 @@
 #include "kernels/attn_res.h"
 #include "kernels/ceilings.h"
 #include "kernels/linear.h"
+#include "kernels/mla.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/quantize.h"
@@ -27,8 +28,8 @@ const Kernels table = {
     /* kda_recurrent */ nullptr,
     /* kda_chunk */ nullptr,
     /* kda_mix */ nullptr,
-    /* mla_prefill */ nullptr,
-    /* mla_decode */ nullptr,
+    /* mla_prefill */ mla_prefill,
+    /* mla_decode */ mla_decode,
     /* indexer_topk */ nullptr,
     /* dots */ dots,
 };

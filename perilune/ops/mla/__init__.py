@@ -12,7 +12,8 @@ mla_decode(same) -> o: absorbed form; queries are brought into the latent space 
 
 from torch import Tensor
 
-from perilune.ops.mla import reference
+from perilune.ops._native import register
+from perilune.ops.mla import native, reference
 from perilune.ops.registry import Op, OpKey, tensor_key
 
 
@@ -32,3 +33,6 @@ def _key(
 
 mla_prefill = Op("mla_prefill", reference.mla_prefill, key=_key)
 mla_decode = Op("mla_decode", reference.mla_decode, key=_key)
+
+register(mla_prefill, native.mla_prefill, native.supports)
+register(mla_decode, native.mla_decode, native.supports)

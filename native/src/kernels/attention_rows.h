@@ -1,0 +1,58 @@
+// Paged rows of a sequence, brought into blocks of floats.
+#pragma once
+
+#include "kernels/attention_tile.h"
+
+namespace perilune::PERILUNE_ISA {
+
+// A query of the call and the rows it attends to: `count` of sequence `sequence`, at `positions` (ascending), or the
+// first `count` where `positions` is null.
+struct Query {
+  int64_t token, sequence, count;
+  const int64_t* positions;
+};
+
+inline const void* row_at(const Pages& pages, int64_t sequence, int64_t position) {
+  const int64_t block = pages.table[sequence * pages.table_width + position / pages.block_size];
+  return static_cast<const char*>(pages.pool) +
+         (block * pages.block_size + position % pages.block_size) * pages.row_bytes;
+}
+
+// Addresses of rows first .. first + count - 1 of a query's list.
+inline void find_rows(const Pages& pages, int64_t sequence, const int64_t* positions, int64_t first, int64_t count,
+                      const void** rows) {
+  for (int64_t i = 0; i < count; ++i)
+    rows[i] = row_at(pages, sequence, positions == nullptr ? first + i : positions[first + i]);
+}
+
+// Rows as floats, `width` of each, into strips of `block_rows` rows.
+template <typename E>
+void read_rows(const void* const* rows, int64_t count, int64_t width, float* block, int64_t block_rows) {
+  for (int64_t i = 0; i < count; ++i) {
+    const E* row = static_cast<const E*>(rows[i]);
+    for (int64_t c = 0; c < width; c += kStrip)
+      for (int64_t v = 0; v < kStrip; v += kLanes) store(block + c * block_rows + i * kStrip + v, load(row + c + v));
+  }
+}
+
+// Fetches rows that will be read next, a few lines whenever there is computing to hide them behind.
+struct Fetch {
+  const void* const* rows;
+  int64_t count, row_bytes;
+  int64_t row = 0, byte = 0;
+
+  void lines(int64_t wanted) {
+    for (; wanted > 0 && row < count; --wanted) {
+      prefetch(static_cast<const char*>(rows[row]) + byte);
+      byte += 64;
+      if (byte >= row_bytes) byte = 0, ++row;
+    }
+  }
+};
+
+// How many rows of its sequence token i of sequence n sees.
+inline int64_t visible_rows(const Pages& pages, const Sequences& sequences, int64_t n, int64_t token) {
+  return pages.seq_lens[n] - sequences.cu_seqlens[n + 1] + token + 1;
+}
+
+}  // namespace perilune::PERILUNE_ISA
