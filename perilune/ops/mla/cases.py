@@ -39,9 +39,7 @@ _FLOAT32 = (
     # keys go in blocks of 96, ranges of 768; heads and queries in vectors and in groups of 96
     LatentCase(name="borders of blocks", layout=Layout((1, 1, 2), (95, 96, 190)), heads=19),
     LatentCase(name="several blocks selected", layout=Layout((1, 2), (250, 190)), heads=2, topk=192),
-    LatentCase(
-        name="ranges", layout=Layout((1, 1), (1600, 767)), heads=2, nope=16, latent=16, value=16, block_size=64
-    ),
+    LatentCase(name="ranges", layout=Layout((1, 1), (1600, 767)), heads=2, nope=16, latent=16, value=16, block_size=64),
     LatentCase(name="more queries than a group", layout=Layout((99,), (70,)), heads=1, nope=16, latent=16, value=16),
     LatentCase(name="long context", layout=Layout((1, 1, 2), (600, 5, 250)), heads=2, topk=64),
 )

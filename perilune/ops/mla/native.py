@@ -53,7 +53,6 @@ def _attend(
     q, rows, block_table = q.contiguous(), rows.contiguous(), block_table.contiguous()
     w_uk, w_uv = _rows_contiguous(w_uk), _rows_contiguous(w_uv)
     num_tokens, heads, query = q.shape
-    _, block_size, row = rows.shape
     _, key, latent = w_uk.shape
     value, num_selected = w_uv.shape[1], 0
     if selected is not None:
