@@ -2,8 +2,9 @@
 // weight rows with any choice of packed rows, single-threaded, from inside a chunk.
 #pragma once
 
-#include <cmath>
+#include <new>
 
+#include "kernels/dot_blocks.h"
 #include "kernels/dot_float.h"
 
 namespace perilune::PERILUNE_ISA {
@@ -35,33 +36,28 @@ struct PackedRows {
 };
 
 inline PackedRows reserve_rows(Scratch& scratch, Packing packing, int64_t rows, int64_t columns) {
+  int64_t bytes = padded_elements<Floats>(columns) * static_cast<int64_t>(sizeof(float));
+  if (packing == Packing::blocks) bytes = BlockRow<false>::bytes(columns);
+  if (packing == Packing::nibble_blocks) bytes = BlockRow<true>::bytes(columns);
   // an odd number of lines, so that the same column of neighbouring rows falls into different cache sets
-  const int64_t stride = (padded_elements<Floats>(columns) * sizeof(float) / 64 | 1) * 64;
+  const int64_t stride = ((bytes + 63) / 64 | 1) * 64;
   return {static_cast<char*>(scratch.take_bytes(rows * stride)), rows, columns, stride, packing};
 }
 
 // Packs one row of `columns` elements; rows may be packed by different threads.
 template <typename E>
 void pack_row(const PackedRows& packed, int64_t row, const E* x) {
-  const bool nibbles = packed.packing == Packing::float_nibbles || packed.packing == Packing::pair_nibbles ||
-                       packed.packing == Packing::nibble_blocks;
+  switch (packed.packing) {
+    case Packing::floats: return pack_floats<Floats>(x, packed.columns, false, packed.row<float>(row));
+    case Packing::float_nibbles: return pack_floats<Floats>(x, packed.columns, true, packed.row<float>(row));
 #ifdef PERILUNE_PAIRS
-  if (packed.packing == Packing::pairs || packed.packing == Packing::pair_nibbles)
-    return pack_floats<Pairs>(x, packed.columns, nibbles, packed.row<bf16>(row));
+    case Packing::pairs: return pack_floats<Pairs>(x, packed.columns, false, packed.row<bf16>(row));
+    case Packing::pair_nibbles: return pack_floats<Pairs>(x, packed.columns, true, packed.row<bf16>(row));
 #endif
-  if (packed.packing == Packing::floats || packed.packing == Packing::float_nibbles)
-    return pack_floats<Floats>(x, packed.columns, nibbles, packed.row<float>(row));
-  Scratch scratch;
-  auto* to = scratch.take<float>(packed.columns);
-  for (int64_t i = 0; i < packed.columns; ++i) to[i] = widen(x[i]);
-  for (int64_t first = 0; first < packed.columns; first += 32) {
-    const int64_t last = first + 32 < packed.columns ? first + 32 : packed.columns;
-    float largest = 0.0f;
-    for (int64_t i = first; i < last; ++i) largest = std::fabs(to[i]) > largest ? std::fabs(to[i]) : largest;
-    const float scale = largest / 127.0f, inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-    for (int64_t i = first; i < last; ++i) to[i] = std::nearbyintf(to[i] * inverse) * scale;
+    case Packing::blocks: return pack_blocks<false>(x, packed.columns, {packed.row<char>(row), packed.columns});
+    case Packing::nibble_blocks: return pack_blocks<true>(x, packed.columns, {packed.row<char>(row), packed.columns});
+    default: return;
   }
-  pack_floats<Floats>(to, packed.columns, nibbles, packed.row<float>(row));
 }
 
 inline void pack_row(const PackedRows& packed, int64_t row, const void* x, Type type) {
@@ -99,6 +95,16 @@ void dot_floats(const Matrix& w, int64_t first, int64_t last, const PackedRows& 
   }
 }
 
+template <bool nibbles>
+void dot_int8(const Matrix& w, int64_t first, int64_t last, const PackedRows& packed, const int32_t* which,
+              int64_t count, float* y, int64_t y_stride) {
+  Scratch scratch;
+  auto* x = static_cast<BlockRow<nibbles>*>(scratch.take_bytes(count * sizeof(BlockRow<nibbles>)));
+  for (int64_t i = 0; i < count; ++i)
+    new (x + i) BlockRow<nibbles>(packed.row<char>(which == nullptr ? i : which[i]), packed.columns);
+  dot_blocks<nibbles>(w, first, last, x, count, y, y_stride);
+}
+
 // y[i * y_stride + o - first] = weight row o times packed row which[i] (row i where `which` is null), for i < count and
 // o in [first, last). The order of a product's sum depends on the number of columns alone.
 inline void dot(const Matrix& w, int64_t first, int64_t last, const PackedRows& x, const int32_t* which, int64_t count,
@@ -108,6 +114,8 @@ inline void dot(const Matrix& w, int64_t first, int64_t last, const PackedRows& 
   if (x.packing == Packing::pairs || x.packing == Packing::pair_nibbles)
     return dot_floats<Pairs>(w, first, last, x, which, count, y, y_stride);
 #endif
+  if (x.packing == Packing::blocks) return dot_int8<false>(w, first, last, x, which, count, y, y_stride);
+  if (x.packing == Packing::nibble_blocks) return dot_int8<true>(w, first, last, x, which, count, y, y_stride);
   dot_floats<Floats>(w, first, last, x, which, count, y, y_stride);
 }
 

@@ -177,11 +177,13 @@ void dot_tile(const typename O::Element* w, int64_t w_stride, const typename O::
 }
 
 template <typename O>
-using DotTile = void (*)(const typename O::Element*, int64_t, const typename O::Element* const*, int64_t, int64_t, F*);
+struct DotTile {
+  void (*call)(const typename O::Element*, int64_t, const typename O::Element* const*, int64_t, int64_t, F*);
+};
 
 template <typename O, size_t... I>
 constexpr std::array<DotTile<O>, sizeof...(I)> make_dot_tiles(std::index_sequence<I...>) {
-  return {dot_tile<O, I / kTokenTile + 1, I % kTokenTile + 1>...};
+  return {DotTile<O>{dot_tile<O, I / kTokenTile + 1, I % kTokenTile + 1>}...};
 }
 
 template <typename O>
@@ -222,7 +224,7 @@ void dot_panel(const Rows<Row>& weights, int64_t first_row, int64_t rows, const 
       if (first == 0) std::fill_n(own, per_tile, zero());
       for (int s = 0; s < kStreams; ++s)
         for (int64_t r = 0; r < rows; r += kRowTile)
-          tile_of<O>(at_most(rows - r, kRowTile), tokens)(panel + r * stride + s * units * O::kStep, stride, x + token,
+          tile_of<O>(at_most(rows - r, kRowTile), tokens).call(panel + r * stride + s * units * O::kStep, stride, x + token,
                                                           first + s * units * O::kStep, units, own + r * kTokenTile);
       if (first + width < columns) continue;
       for (int64_t t = 0; t < tokens; ++t)

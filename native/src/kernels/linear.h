@@ -18,7 +18,7 @@ inline void linear(const LinearArgs& args) {
   int64_t num_pieces = 0;
   const auto step_of = [&](const Matrix& w) {
     const int64_t bytes = type_bytes(w.type, w.columns), rows = (200000 + bytes - 1) / bytes / args.tokens;
-    return rows < 16 ? 16 : rows;
+    return rows < 32 ? 32 : rows;
   };
   for (int64_t i = 0; i < args.count; ++i) {
     const Matrix& w = args.weights[i];
