@@ -74,35 +74,39 @@ def bench_ops(names: Sequence[str], ceilings: Ceilings) -> Iterator[OpTiming]:
             raise ConfigError(f"--op is {name!r}; known are {', '.join(sorted(BUILDERS))}")
     ops.load_all()
     for name in names or sorted(BUILDERS):
-        reference = ReferenceClock(all_ops()[name].reference)
+        reference = ReferenceClock(all_ops()[name].reference, ceilings)
         with torch.inference_mode():
             for case in BUILDERS[name](torch.Generator().manual_seed(0)):
                 yield _time(case, ceilings, reference)
 
 
 class ReferenceClock:
-    """Times an op's reference, and foresees from the case before how long the next takes."""
+    """Times an op's reference, and foresees from the cases before how long the next takes."""
 
-    def __init__(self, reference: Callable[..., object]):
-        self._reference = reference
-        self._last: tuple[float, BenchCase] | None = None
+    def __init__(self, reference: Callable[..., object], ceilings: Ceilings):
+        self._reference, self._ceilings = reference, ceilings
+        self._seen: list[tuple[float, float]] = []  # least seconds that the work allows, seconds taken
 
     def time(self, case: BenchCase) -> tuple[float | None, str]:
         """Seconds, or None and the reason."""
-        if self._last is not None:
-            seconds, before = self._last
-            growth = max(
-                _growth(case.work.flops, before.work.flops), _growth(case.work.read_bytes, before.work.read_bytes)
-            )
-            if seconds * growth > LONGEST_REFERENCE_S:
-                return None, f"the reference would take about {seconds * growth:.0f} s"
+        ideal_s = max(case.work.ideal_s(self._ceilings).values())
+        expected_s = self._foresee(ideal_s)
+        if expected_s > LONGEST_REFERENCE_S:
+            return None, f"the reference would take about {expected_s:.0f} s"
         found = time_calls(_calls(self._reference, case), fewest=1, most=20).median
-        self._last = found, case
+        # half of the first time is taken for work that does not grow with the size
+        self._seen = [*self._seen[-1:], (ideal_s, found)] if self._seen else [(0.0, found / 2), (ideal_s, found)]
         return found, ""
 
-
-def _growth(now: float, before: float) -> float:
-    return now / before if before else 1.0
+    def _foresee(self, ideal_s: float) -> float:
+        """A straight line through the two cases before."""
+        if not self._seen:
+            return 0.0
+        (first_ideal_s, first), (second_ideal_s, second) = self._seen
+        growth = ideal_s - second_ideal_s
+        if growth <= 0 or second_ideal_s == first_ideal_s:
+            return second
+        return second + growth * max(0.0, (second - first) / (second_ideal_s - first_ideal_s))
 
 
 def _time(case: BenchCase, ceilings: Ceilings, reference: ReferenceClock) -> OpTiming:

@@ -86,19 +86,27 @@ def test_copies_fill_the_cache_several_times(monkeypatch):
     assert len(rotated(torch.zeros(1000))) == 1
 
 
-def made(name, flops, read_bytes=1.0):
-    return BenchCase("op", name, ((),), Work(read_bytes, flops))
+def made(flops):
+    return BenchCase("op", "", ((),), Work(1.0, flops))
 
 
-def test_a_reference_that_would_take_too_long_is_left_out_and_said(quick):
-    ran = []
-    clock = ReferenceClock(lambda: ran.append(1))
-    assert clock.time(made("small", 1e6)) == (1.0, "")
-    assert clock.time(made("larger", LONGEST_REFERENCE_S * 1e6)) == (1.0, "")
-    seconds, note = clock.time(made("too large", 20 * LONGEST_REFERENCE_S * 1e6))
-    assert (seconds, note) == (None, "the reference would take about 20 s")
-    assert clock.time(made("more to read", 1.0, read_bytes=6.0)) == (None, "the reference would take about 6 s")
-    assert len(ran) == 2
+def test_a_reference_that_would_take_too_long_is_left_out_and_said(monkeypatch, ceilings):
+    """Ideal times are tens of milliseconds; those of the reference 1 s and 1 s for each."""
+    taken = iter([2.0, 4.0])
+    monkeypatch.setattr(bench_ops_module, "time_calls", lambda *_, **__: Spread(next(taken), 0.0, 9.0))
+    clock = ReferenceClock(lambda: None, ceilings)
+    assert clock.time(made(2e9)) == (2.0, "")
+    assert clock.time(made(6e9)) == (4.0, "")
+    assert clock.time(made(10e9)) == (None, "the reference would take about 6 s")
+    assert clock.time(made(20e9)) == (None, "the reference would take about 11 s")
+
+
+def test_the_second_case_of_a_reference_is_foreseen_from_half_of_the_first(monkeypatch, ceilings):
+    monkeypatch.setattr(bench_ops_module, "time_calls", lambda *_, **__: Spread(2.0, 0.0, 9.0))
+    clock = ReferenceClock(lambda: None, ceilings)
+    assert clock.time(made(2e9)) == (2.0, "")
+    assert clock.time(made(12e9)) == (None, f"the reference would take about {2 + 5:.0f} s")
+    assert LONGEST_REFERENCE_S == 5.0
 
 
 def test_the_share_is_that_of_the_bound_that_takes_longer(small_sizes, quick, ceilings):
