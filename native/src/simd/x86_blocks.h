@@ -9,6 +9,8 @@ namespace perilune::PERILUNE_ISA {
 
 // Tokens that share a decoded weight row, and tokens and rows of eight of a register tile.
 constexpr int kFewBlockTokens = 3;
+// Bytes ahead of a weight row's reads; the processor's own look-ahead in one stream is too short (a tenth faster here).
+constexpr int kAhead = 1024;
 constexpr int kNibbleTile = 4, kByteTile = 3, kByteRows = 2;
 
 inline float lane_sum(__m256 a) {
@@ -73,6 +75,7 @@ inline __m256 nibble_scales(const uint8_t* scales) {
 // The sums of a group's eight blocks with T rows of activations, by lane, times the scales, added to totals.
 template <int T>
 void add_group(const WeightGroup<true>& w, int64_t group, const BlockRow<true>* x, __m256 totals[T]) {
+  for (int line = 0; line < 2; ++line) prefetch(w.data + kAhead + 64 * line);
   __m256i even[4], odd[4];
   for (int p = 0; p < 4; ++p) raise_nibbles(w.data + 32 * p, even[p], odd[p]);
   const __m256 scales = nibble_scales(w.scales);
@@ -91,6 +94,7 @@ void add_group(const WeightGroup<true>& w, int64_t group, const BlockRow<true>* 
 
 template <int T>
 void add_group(const WeightGroup<false>& w, int64_t group, const BlockRow<false>* x, __m256 totals[T]) {
+  for (int line = 0; line < 4; ++line) prefetch(w.data + kAhead + 64 * line);
   __m256i sums[T][kGroup];
   for (int block = 0; block < kGroup; ++block) {
     const auto* p = reinterpret_cast<const __m128i*>(w.data + block * kBlock);
