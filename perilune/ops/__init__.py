@@ -10,6 +10,7 @@ _HOMES = {
     "indexer_topk": "indexer",
     "kda_chunk": "kda",
     "kda_decay": "kda",
+    "kda_mix": "kda",
     "kda_recurrent": "kda",
     "layer_norm": "norm",
     "linear_group": "linear",

@@ -3,6 +3,10 @@
 
 #include "kernels/attn_res.h"
 #include "kernels/ceilings.h"
+#include "kernels/conv.h"
+#include "kernels/kda.h"
+#include "kernels/kda_chunk.h"
+#include "kernels/kda_mix.h"
 #include "kernels/linear.h"
 #include "kernels/mla.h"
 #include "kernels/moe.h"
@@ -20,14 +24,14 @@ const Kernels table = {
     /* moe_experts */ moe_experts,
     /* situ */ situ,
     /* rms_norm */ rms_norm,
-    /* gated_rms_norm */ nullptr,
-    /* layer_norm */ nullptr,
+    /* gated_rms_norm */ gated_rms_norm,
+    /* layer_norm */ layer_norm,
     /* attn_res_mix */ attn_res_mix,
-    /* short_conv */ nullptr,
-    /* kda_decay */ nullptr,
-    /* kda_recurrent */ nullptr,
-    /* kda_chunk */ nullptr,
-    /* kda_mix */ nullptr,
+    /* short_conv */ short_conv,
+    /* kda_decay */ kda_decay,
+    /* kda_recurrent */ kda_recurrent,
+    /* kda_chunk */ kda_chunk,
+    /* kda_mix */ kda_mix,
     /* mla_prefill */ mla_prefill,
     /* mla_decode */ mla_decode,
     /* indexer_topk */ nullptr,

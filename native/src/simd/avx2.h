@@ -66,6 +66,27 @@ inline float largest(F a) {
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
 }
+// a as it reads back after being stored as bf16
+inline F rounded_bf16(F a) {
+  const __m256i bits = _mm256_castps_si256(a), high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i near = _mm256_add_epi32(_mm256_add_epi32(bits, odd), _mm256_set1_epi32(0x7fff));
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  return _mm256_castsi256_ps(_mm256_and_si256(_mm256_blendv_epi8(near, quiet, nan), high));
+}
+// columns[j][i] = p[4 i + j]
+inline void load_columns4(const float* p, F* columns) {
+  const __m256 x01 = load(p), x23 = load(p + 8), x45 = load(p + 16), x67 = load(p + 24);
+  const __m256 x04 = _mm256_permute2f128_ps(x01, x45, 0x20), x15 = _mm256_permute2f128_ps(x01, x45, 0x31);
+  const __m256 x26 = _mm256_permute2f128_ps(x23, x67, 0x20), x37 = _mm256_permute2f128_ps(x23, x67, 0x31);
+  const __m256 low_even = _mm256_unpacklo_ps(x04, x26), low_odd = _mm256_unpacklo_ps(x15, x37);
+  const __m256 high_even = _mm256_unpackhi_ps(x04, x26), high_odd = _mm256_unpackhi_ps(x15, x37);
+  columns[0] = _mm256_unpacklo_ps(low_even, low_odd);
+  columns[1] = _mm256_unpackhi_ps(low_even, low_odd);
+  columns[2] = _mm256_unpacklo_ps(high_even, high_odd);
+  columns[3] = _mm256_unpackhi_ps(high_even, high_odd);
+}
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace perilune::PERILUNE_ISA

@@ -63,6 +63,25 @@ inline float sum(F a) {
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
 inline float largest(F a) { return _mm512_reduce_max_ps(a); }
+// a as it reads back after being stored as bf16
+inline F rounded_bf16(F a) {
+  const __m512i bits = _mm512_castps_si512(a), high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i near = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __m512i chosen = _mm512_mask_mov_epi32(near, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
+  return _mm512_castsi512_ps(_mm512_and_si512(chosen, high));
+}
+// columns[j][i] = p[4 i + j]
+inline void load_columns4(const float* p, F* columns) {
+  const __m512 x0 = load(p), x1 = load(p + 16), x2 = load(p + 32), x3 = load(p + 48);
+  for (int j = 0; j < 4; ++j) {
+    const __m512i index = _mm512_add_epi32(
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28), _mm512_set1_epi32(j));
+    const __m512 low = _mm512_permutex2var_ps(x0, index, x1), high = _mm512_permutex2var_ps(x2, index, x3);
+    columns[j] = _mm512_insertf32x8(low, _mm512_castps512_ps256(high), 1);
+  }
+}
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace perilune::PERILUNE_ISA

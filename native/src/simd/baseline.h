@@ -115,6 +115,15 @@ inline float largest(F a) {
   PERILUNE_EACH r = a.v[i] > r ? a.v[i] : r;
   return r;
 }
+// a as it reads back after being stored as bf16
+inline F rounded_bf16(F a) {
+  PERILUNE_EACH a.v[i] = widen(to_bf16(a.v[i]));
+  return a;
+}
+// columns[j][i] = p[4 i + j]
+inline void load_columns4(const float* p, F* columns) {
+  for (int j = 0; j < 4; ++j) PERILUNE_EACH columns[j].v[i] = p[4 * i + j];
+}
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 #undef PERILUNE_EACH

@@ -1,6 +1,8 @@
 // exp, sigmoid, tanh on vectors, and loops over rows whose length need not be a multiple of the vector.
 #pragma once
 
+#include <type_traits>
+
 // Included after simd/<isa>.h.
 
 namespace perilune::PERILUNE_ISA {
@@ -44,6 +46,17 @@ inline F tanh(F x) {
 inline F situ(F gate, F up, F beta, F linear_beta) {
   const F bounded = mul(beta, tanh(div(gate, beta)));
   return mul(mul(bounded, sigmoid(gate)), mul(linear_beta, tanh(div(up, linear_beta))));
+}
+
+inline F silu(F x) { return div(x, add(set(1.0f), exp(sub(zero(), x)))); }
+
+// x as it reads back after being stored as E.
+template <typename E>
+F rounded_as(F x) {
+  if constexpr (std::is_same_v<E, bf16>)
+    return rounded_bf16(x);
+  else
+    return x;
 }
 
 // The vector starting at p when only `count` < kLanes elements are there; the rest is zero.

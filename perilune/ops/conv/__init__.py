@@ -6,7 +6,8 @@ left context of sequence n and replaced in place. None means zero context, and n
 y [T, C] in x's dtype; the sum and SiLU are float32.
 """
 
-from perilune.ops.conv import reference
+from perilune.ops._native import register
+from perilune.ops.conv import native, reference
 from perilune.ops.registry import Op, tensor_key
 
 short_conv = Op(
@@ -14,3 +15,5 @@ short_conv = Op(
     reference.short_conv,
     key=lambda x, weight, state, state_slots, cu_seqlens: tensor_key(x, weight, state, sizes=weight.shape),
 )
+
+register(short_conv, native.short_conv, native.supports_short_conv)

@@ -9,11 +9,21 @@ kda_chunk(same) -> o, in chunks, for many tokens a sequence.
     g [T, H, D] f32; beta [T, H] f32. Sequences lie end to end as cu_seqlens [N+1] says.
     state [slots, H, D(key), D(value)] f32 or None: row state_slots[n] [N] is the state of sequence n, read and replaced
     in place. None means a zero state, and nothing is kept. o [T, H, D] in q's dtype.
+
+kda_mix(q, k, v, z, beta, gate, q_conv, k_conv, v_conv, a_log, dt_bias, o_norm, lower_bound, l2_eps, norm_eps,
+        state, conv_state, state_slots, cu_seqlens) -> o: a KDA layer between its projections. P = H * D.
+    q, k, v, z (decay logits), gate [T, P] and beta (logits) [T, H] in one dtype. q_conv, k_conv, v_conv [P, 1, K] f32;
+    a_log f32, of which the first H entries are read; dt_bias [P] f32; o_norm [D] f32.
+    short_conv of q, k, v; kda_decay of z; sigmoid of beta in float32; the delta rule: kda_recurrent for sequences with
+    one token, kda_chunk for longer ones; gated_rms_norm with gate. Every result is rounded where these ops round it.
+    state as above and conv_state [slots, K-1, 3 P], q | k | v, are read and replaced in place; both or none are given.
+    o [T, P] in q's dtype.
 """
 
 from torch import Tensor
 
-from perilune.ops.kda import reference
+from perilune.ops._native import register
+from perilune.ops.kda import native, reference
 from perilune.ops.registry import Op, OpKey, tensor_key
 
 
@@ -31,6 +41,32 @@ def _attention_key(
     return tensor_key(q, k, v, g, beta, state, sizes=q.shape[1:])
 
 
+def _mix_key(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    z: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    q_conv: Tensor,
+    k_conv: Tensor,
+    v_conv: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    o_norm: Tensor,
+    lower_bound: float,
+    l2_eps: float,
+    norm_eps: float,
+    state: Tensor | None,
+    conv_state: Tensor | None,
+    state_slots: Tensor,
+    cu_seqlens: Tensor,
+) -> OpKey:
+    activations, weights = (q, k, v, z, beta, gate), (q_conv, k_conv, v_conv, a_log, dt_bias, o_norm)
+    sizes = (beta.shape[1], o_norm.shape[0], q_conv.shape[-1])
+    return tensor_key(*activations, *weights, state, conv_state, sizes=sizes)
+
+
 kda_decay = Op(
     "kda_decay",
     reference.kda_decay,
@@ -38,3 +74,9 @@ kda_decay = Op(
 )
 kda_recurrent = Op("kda_recurrent", reference.kda_recurrent, key=_attention_key)
 kda_chunk = Op("kda_chunk", reference.kda_chunk, key=_attention_key)
+kda_mix = Op("kda_mix", reference.kda_mix, key=_mix_key)
+
+register(kda_decay, native.kda_decay, native.supports_decay)
+register(kda_recurrent, native.kda_recurrent, native.supports_attention)
+register(kda_chunk, native.kda_chunk, native.supports_attention)
+register(kda_mix, native.kda_mix, native.supports_mix)

@@ -1,4 +1,4 @@
-"""Cases of KDA: the decay, and the recurrence in both forms."""
+"""Cases of KDA: the decay, the recurrence in both forms, and all of a layer between its projections."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ from torch import Tensor
 from perilune.ops.case import LAYOUTS, Case, CaseTable, Layout, Tolerance, scattered_slots
 
 _L2_EPS = 1e-6
+_NORM_EPS = 1e-5
 _LOWER_BOUND = -5.0
 # exp(G) of a log decay near -40 carries the rounding of G itself, 2^-19, into its result.
 _DECAYING = Tolerance(1e-4, "chunks form exponentials of float32 log decays whose sums reach -80")
@@ -48,6 +49,7 @@ _FLOAT32 = (
     AttentionCase(name="beta near 0", layout=_MIXED, heads=2, width=32, beta=(0.0, 1e-6)),
     AttentionCase(name="beta near 1", layout=_MIXED, heads=2, width=32, beta=(0.9999, 1.0)),
     AttentionCase(name="two heads of K3", layout=_LONG, heads=2, width=128),
+    AttentionCase(name="odd rows and vectors", layout=Layout((21, 6, 15), (0, 3, 9)), heads=2, width=80),
 )
 CASES = (*_FLOAT32, *(case.in_bfloat16() for case in _FLOAT32))
 
@@ -57,6 +59,27 @@ _DECAY_FLOAT32 = (
     DecayCase(name="saturated", rows=7, heads=3, width=48, magnitude=50.0),
 )
 DECAY_CASES = (*_DECAY_FLOAT32, *(case.in_bfloat16() for case in _DECAY_FLOAT32))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixCase(Case):
+    """A layer of `heads` heads of `width` with `taps` taps, over the sequences of `layout`."""
+
+    layout: Layout
+    heads: int
+    width: int
+    taps: int = 4
+    has_state: bool = True
+
+
+_MIX_FLOAT32 = (
+    *(MixCase(name=name, layout=layout, heads=3, width=16) for name, layout in LAYOUTS.items()),
+    MixCase(name="no state", layout=_MIXED, heads=2, width=48, has_state=False),
+    MixCase(name="shorter than the taps", layout=Layout((1, 2, 3), (0, 1, 2)), heads=2, width=32),
+    MixCase(name="six taps", layout=_MIXED, heads=2, width=32, taps=6),
+    MixCase(name="two heads of K3", layout=_LONG, heads=2, width=128),
+)
+MIX_CASES = (*_MIX_FLOAT32, *(case.in_bfloat16() for case in _MIX_FLOAT32))
 
 _Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor | None, Tensor, Tensor]
 
@@ -86,8 +109,33 @@ def decay_arguments(case: DecayCase, generator: torch.Generator) -> tuple[Tensor
     return z.to(case.dtype), a_log, dt_bias, _LOWER_BOUND
 
 
+def mix_arguments(case: MixCase, generator: torch.Generator) -> tuple[Any, ...]:
+    """Padding after the heads' slopes and states of other sequences hold NaN; a new sequence's states are zero."""
+    num_tokens, size = case.layout.num_tokens, case.heads * case.width
+    activations = [torch.randn(num_tokens, size, generator=generator) for _ in range(5)]
+    activations.insert(4, torch.randn(num_tokens, case.heads, generator=generator))
+    convs = [torch.randn(size, 1, case.taps, generator=generator) * case.taps**-0.5 for _ in range(3)]
+    a_log = torch.cat((torch.linspace(-1.0, 1.0, case.heads), torch.full((2,), torch.nan)))
+    dt_bias = torch.randn(size, generator=generator)
+    o_norm = 1 + 0.5 * torch.randn(case.width, generator=generator)
+    num_slots, state_slots = scattered_slots(len(case.layout.new), generator)
+    state = conv_state = None
+    if case.has_state:
+        state = torch.full((num_slots, case.heads, case.width, case.width), torch.nan)
+        conv_state = torch.full((num_slots, case.taps - 1, 3 * size), torch.nan, dtype=case.dtype)
+        for slot, before in zip(state_slots.tolist(), case.layout.before, strict=True):
+            state[slot] = torch.randn(state.shape[1:], generator=generator) if before else 0.0
+            context = torch.randn(case.taps - 1, 3 * size, generator=generator)
+            context[: max(0, case.taps - 1 - before)] = 0.0
+            conv_state[slot] = context.to(case.dtype)
+    weights = (*convs, a_log, dt_bias, o_norm, _LOWER_BOUND, _L2_EPS, _NORM_EPS)
+    given = (x.to(case.dtype) for x in activations)
+    return *given, *weights, state, conv_state, state_slots, case.layout.cu_seqlens
+
+
 TABLES: dict[str, CaseTable[Any]] = {
     "kda_decay": CaseTable(DECAY_CASES, decay_arguments),
     "kda_recurrent": CaseTable(CASES, attention_arguments),
     "kda_chunk": CaseTable(CASES, attention_arguments),
+    "kda_mix": CaseTable(MIX_CASES, mix_arguments),
 }

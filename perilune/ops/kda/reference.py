@@ -1,12 +1,18 @@
-"""KDA in plain torch: the recurrence as written in the Kimi Linear paper, and the same in chunks.
+"""KDA in plain torch: the recurrence as written in the Kimi Linear paper, the same in chunks, and all of a layer between
+its projections.
 
-Shapes: N sequences, L padded length, H heads, C chunk rows, D head width; S is the state, key by value.
+Shapes: N sequences, L padded length, H heads, C chunk rows, D head width, P = H * D; S is the state, key by value.
 """
+
+from collections.abc import Callable, Iterator
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from perilune.ops import ragged
+from perilune.ops.conv.reference import short_conv
+from perilune.ops.norm.reference import gated_rms_norm
 
 # Rows of a chunk. Decays are formed relative to a row in the middle: with log decays above -5 a distance of 8 rows
 # stays within exp(40), so both factors of exp(G_i - G_j) = exp(G_i - G_r) exp(G_r - G_j) are safe in float32.
@@ -115,3 +121,64 @@ def _initial_state(state: Tensor | None, state_slots: Tensor, x_NLHD: Tensor) ->
 def _store_state(state: Tensor | None, state_slots: Tensor, s_NHDD: Tensor) -> None:
     if state is not None:
         state[state_slots] = s_NHDD.to(state.dtype)
+
+
+def mix_of(
+    conv: Callable[..., Tensor],
+    decay: Callable[..., Tensor],
+    recurrent: Callable[..., Tensor],
+    chunk: Callable[..., Tensor],
+    gated_norm: Callable[..., Tensor],
+) -> Callable[..., Tensor]:
+    """kda_mix as the composition of the ops' implementations given."""
+
+    def kda_mix(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        z: Tensor,
+        beta: Tensor,
+        gate: Tensor,
+        q_conv: Tensor,
+        k_conv: Tensor,
+        v_conv: Tensor,
+        a_log: Tensor,
+        dt_bias: Tensor,
+        o_norm: Tensor,
+        lower_bound: float,
+        l2_eps: float,
+        norm_eps: float,
+        state: Tensor | None,
+        conv_state: Tensor | None,
+        state_slots: Tensor,
+        cu_seqlens: Tensor,
+    ) -> Tensor:
+        heads, width = beta.shape[1], o_norm.shape[0]
+        conv_states = (None,) * 3 if conv_state is None else conv_state.chunk(3, dim=-1)
+        streams = zip((q, k, v), (q_conv, k_conv, v_conv), conv_states, strict=True)
+        convolved = (conv(x, weight.squeeze(1), own, state_slots, cu_seqlens) for x, weight, own in streams)
+        q_THD, k_THD, v_THD, z_THD, gate_THD = (x.unflatten(-1, (heads, width)) for x in (*convolved, z, gate))
+        g_THD = decay(z_THD, a_log[:heads], dt_bias.view(heads, width), lower_bound)
+        beta_TH = torch.sigmoid(beta.float())
+        pieces = []
+        for is_single, tokens, sequences, bounds in _runs(cu_seqlens):
+            own = (x[tokens] for x in (q_THD, k_THD, v_THD, g_THD, beta_TH))
+            attend = recurrent if is_single else chunk
+            pieces.append(attend(*own, l2_eps, state, state_slots[sequences], bounds))
+        o_THD = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        return gated_norm(o_THD, o_norm, gate_THD, norm_eps).flatten(1)
+
+    return kda_mix
+
+
+kda_mix = mix_of(short_conv, kda_decay, kda_recurrent, kda_chunk, gated_rms_norm)
+
+
+def _runs(cu_seqlens: Tensor) -> Iterator[tuple[bool, slice, slice, Tensor]]:
+    """Neighbouring sequences with one token each, or with more: which, tokens, sequences, own cu_seqlens from 0."""
+    first = 0
+    for is_single, run in groupby(ragged.lengths(cu_seqlens), key=lambda length: length == 1):
+        last = first + len(list(run))
+        start, end = int(cu_seqlens[first]), int(cu_seqlens[last])
+        yield is_single, slice(start, end), slice(first, last), cu_seqlens[first : last + 1] - start
+        first = last

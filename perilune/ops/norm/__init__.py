@@ -21,3 +21,5 @@ layer_norm = Op(
 )
 
 register(rms_norm, native.rms_norm, native.supports_rms_norm)
+register(gated_rms_norm, native.gated_rms_norm, native.supports_gated_rms_norm)
+register(layer_norm, native.layer_norm, native.supports_layer_norm)
