@@ -44,7 +44,11 @@ class IndexerTeacher:
         indexer = module.indexer
         queries, weights, keys = (
             y.unflatten(0, (count, length))
-            for y in (indexer.queries(q_latent), indexer.head_weights(x), indexer.keys(x))
+            for y in (
+                indexer.queries(q_latent),
+                indexer.head_weights(indexer.weights_proj(x)),
+                indexer.k_norm(indexer.wk(x)),
+            )
         )
         scores = indexer_scores(queries, weights, keys)
         scores = scores.masked_fill(~_causal(length), -torch.inf).log_softmax(dim=-1)
@@ -54,7 +58,8 @@ class IndexerTeacher:
 
 def _mean_attention(module: MultiHeadLatentAttention, x: Tensor, q_latent: Tensor, count: int) -> Tensor:
     config = module.config
-    latent, shared = module.latent_rows(x).split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
+    rows = module.latent_rows(module.kv_a_proj_with_mqa(x))
+    latent, shared = rows.split((config.kv_lora_rank, config.qk_rope_head_dim), dim=-1)
     q = module.q_b_proj(q_latent).unflatten(-1, (config.num_heads, config.qk_head_dim)).unflatten(0, (count, -1))
     w_uk, _ = module.absorbed_weights()
     keys = torch.einsum("tr,hdr->thd", latent, w_uk).unflatten(0, (count, -1))

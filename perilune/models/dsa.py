@@ -46,15 +46,17 @@ class Indexer(nn.Module):
         self.k_norm = KeyNorm(config.head_dim, eps.indexer, dtype)
         self.weights_proj = Linear(model.hidden_size, config.num_heads, dtype)
 
-    def forward(self, x: Tensor, q_latent: Tensor, batch: ForwardBatch) -> list[Tensor | None]:
-        """x [T, D] normed, q_latent [T, q_lora_rank] normed -> per part of the batch the selected positions [t, topk].
+    def forward(self, k: Tensor, head_logits: Tensor, q_latent: Tensor, batch: ForwardBatch) -> list[Tensor | None]:
+        """-> per part of the batch the selected positions [t, topk].
 
-        None stands for "every row": no sequence of the part is longer than top-k. Keys are written all the same.
+        k [T, W] and head_logits [T, J] are what `wk` and `weights_proj` make of the layer's input, q_latent
+        [T, q_lora_rank] is normed. None stands for "every row": no sequence of the part is longer than top-k. Keys
+        are written all the same.
         """
-        keys = batch.write_rows(KEY_GROUP, self.index, self.keys(x))
+        keys = batch.write_rows(KEY_GROUP, self.index, self.k_norm(k))
         if int(batch.seq_lens.max()) <= self.config.topk:
             return [None] * len(batch.parts)
-        q, weights = self.queries(q_latent), self.head_weights(x)
+        q, weights = self.queries(q_latent), self.head_weights(head_logits)
         return [
             ops.indexer_topk(
                 q[part.tokens],
@@ -68,17 +70,11 @@ class Indexer(nn.Module):
             for part in batch.parts
         ]
 
-    def keys(self, x: Tensor) -> Tensor:
-        """x [T, D] -> index keys [T, W]."""
-        y: Tensor = self.k_norm(self.wk(x))
-        return y
-
     def queries(self, q_latent: Tensor) -> Tensor:
         """q_latent [T, q_lora_rank] -> index queries [T, J, W]."""
         y: Tensor = self.wq_b(q_latent)
         return y.unflatten(-1, (self.config.num_heads, self.config.head_dim))
 
-    def head_weights(self, x: Tensor) -> Tensor:
-        """x [T, D] -> head weights [T, J] in float32, scaled by (J W)^-0.5."""
-        y: Tensor = self.weights_proj(x)
-        return y.float() * (self.config.num_heads * self.config.head_dim) ** -0.5
+    def head_weights(self, head_logits: Tensor) -> Tensor:
+        """head_logits [T, J] -> head weights [T, J] in float32, scaled by (J W)^-0.5."""
+        return head_logits.float() * (self.config.num_heads * self.config.head_dim) ** -0.5

@@ -36,16 +36,17 @@ class MultiHeadLatentAttention(nn.Module):
         self.kv_b_proj = Weight(mla.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank, dtype=dtype)
         self.g_proj = Linear(hidden, mla.num_heads * mla.v_head_dim, dtype)
         self.o_proj = Linear(mla.num_heads * mla.v_head_dim, hidden, dtype)
-        self.projections = Projections(self.q_a_proj, self.kv_a_proj_with_mqa, self.g_proj)
         self.indexer = None if config.indexer is None else Indexer(config.indexer, config, eps, index, dtype)
+        further = () if self.indexer is None else (self.indexer.wk, self.indexer.weights_proj)
+        self.projections = Projections(self.q_a_proj, self.kv_a_proj_with_mqa, self.g_proj, *further)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, D], normed -> [T, D]; writes this layer's rows into `batch.cache` and attends over them."""
-        q_a, kv_a, gate = self.projections(x)
+        q_a, kv_a, gate, *index = self.projections(x)
         q_latent = self.q_a_layernorm(q_a)
         q = self.q_b_proj(q_latent).unflatten(-1, (self.config.num_heads, self.config.qk_head_dim))
         rows = batch.write_rows(LATENT_GROUP, self.index, self.latent_rows(kv_a))
-        selections = [None] * len(batch.parts) if self.indexer is None else self.indexer(x, q_latent, batch)
+        selections = [None] * len(batch.parts) if self.indexer is None else self.indexer(*index, q_latent, batch)
         w_uk, w_uv = self.absorbed_weights()
         scale, pieces = self.config.qk_head_dim**-0.5, []
         for part, selected in zip(batch.parts, selections, strict=True):

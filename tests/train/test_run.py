@@ -27,7 +27,7 @@ def config() -> ModelConfig:
         hidden_size=64,
         intermediate_size=64,
         kda=replace(demo.kda, num_heads=2, head_dim=32),
-        mla=replace(demo.mla, num_heads=2, q_lora_rank=32, kv_lora_rank=32, v_head_dim=32),
+        mla=replace(demo.mla, num_heads=2, q_lora_rank=32, kv_lora_rank=48, v_head_dim=32),
         moe=replace(demo.moe, num_experts=4, moe_intermediate_size=64, routed_expert_hidden_size=32),
     )
 
