@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from perilune.ops.linear.reference import round_to_int8
 from perilune.ops.moe.expert_table import DenseExpert, ExpertTable, PackedExpert
-from perilune.ops.mxfp4.reference import GROUP_SIZE, mxfp4_linear
+from perilune.ops.mxfp4.reference import mxfp4_linear
 
 # Keeps the renormalisation finite when every chosen score underflows; the released code's value.
 _WEIGHT_FLOOR = 1e-20
@@ -73,12 +74,8 @@ def moe_experts_mxfp4(
 
 
 def _int8_linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-    """mxfp4_linear of x rounded to int8 per 32 columns, in float32, since bfloat16 would round the steps again."""
-    groups = x.float().unflatten(-1, (-1, GROUP_SIZE))
-    largest = groups.abs().amax(-1, keepdim=True)
-    # Half a step is common among bfloat16 values, so which way it rounds must not be left to a division.
-    steps = torch.where(largest > 0, groups * (127 / largest), 0.0).round()
-    return mxfp4_linear((steps * (largest / 127)).flatten(-2), packed, scale).to(x.dtype)
+    """mxfp4_linear of x rounded to int8, in float32, since bfloat16 would round the steps again."""
+    return mxfp4_linear(round_to_int8(x.float()), packed, scale).to(x.dtype)
 
 
 def _dispatch(
