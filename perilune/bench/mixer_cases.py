@@ -7,7 +7,7 @@ from torch import Tensor
 
 from perilune.bench.case import BFLOAT16_BYTES, CONTEXTS, HEADS, TOKENS, WIDTH, BenchCase, Builder, rotated
 from perilune.bench.ceilings import Work
-from perilune.ops.case import Layout, scattered_slots
+from perilune.ops.case import Layout, scattered_slots, tensors_in
 from perilune.ops.conv import cases as conv
 from perilune.ops.kda import cases as kda
 from perilune.ops.mla import cases as mla
@@ -57,6 +57,24 @@ def kda_chunk(generator: torch.Generator) -> Iterator[BenchCase]:
     """Prompts; operations are counted as the recurrence has them."""
     for tokens in (16, 64, 512):
         yield _kda("kda_chunk", Layout((tokens,), (9,)), generator)
+
+
+def kda_mix(generator: torch.Generator) -> Iterator[BenchCase]:
+    """A layer between its projections: decode of several sequences, and prompts."""
+    layouts = [Layout((1,) * batch, (9,) * batch) for batch in (1, 4, 16, 64)]
+    layouts += [Layout((tokens,), (9,)) for tokens in (16, 64, 512)]
+    entries = HEADS * WIDTH * WIDTH
+    for layout in layouts:
+        case = kda.MixCase(name="", layout=layout, heads=HEADS, width=WIDTH).in_bfloat16()
+        *given, state, conv_state, slots, cu_seqlens = kda.mix_arguments(case, generator)
+        own = (state[slots], conv_state[slots])
+        states_bytes, inputs_bytes = (sum(tensor.nbytes for tensor in tensors_in(part)) for part in (own, given))
+        yield BenchCase(
+            "kda_mix",
+            f"{len(layout.new)} sequence(s) of {layout.new[0]}",
+            tuple((*given, *seats, torch.arange(len(slots)), cu_seqlens) for seats in rotated(own)),
+            Work(states_bytes + inputs_bytes, _FLOPS_PER_STATE_ENTRY * entries * layout.num_tokens, "float32"),
+        )
 
 
 def short_conv(generator: torch.Generator) -> Iterator[BenchCase]:
@@ -151,6 +169,7 @@ BUILDERS: dict[str, Builder] = {
     "kda_decay": kda_decay,
     "kda_recurrent": kda_recurrent,
     "kda_chunk": kda_chunk,
+    "kda_mix": kda_mix,
     "short_conv": short_conv,
     "mla_decode": mla_decode,
     "mla_prefill": mla_prefill,

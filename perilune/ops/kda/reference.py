@@ -1,4 +1,4 @@
-"""KDA in plain torch: the recurrence as written in the Kimi Linear paper, the same in chunks, and all of a layer between
+"""KDA in plain torch: the recurrence of the Kimi Linear paper, the same in chunks, and all of a layer between
 its projections.
 
 Shapes: N sequences, L padded length, H heads, C chunk rows, D head width, P = H * D; S is the state, key by value.
