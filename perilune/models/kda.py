@@ -10,7 +10,7 @@ from perilune import ops
 from perilune.cache.spec import CacheGroupSpec
 from perilune.config.model import KDAConfig, ModelConfig, NormEps
 from perilune.models.inputs import ForwardBatch
-from perilune.models.layers import Linear, Weight, parameter
+from perilune.models.layers import Linear, Projections, Weight, parameter
 
 STATE_GROUP = "recurrent"
 CONV_GROUP = "conv"
@@ -50,11 +50,13 @@ class KimiDeltaAttention(nn.Module):
         self.dt_bias = parameter(size, dtype=torch.float32)
         self.o_norm = Weight(kda.head_dim, dtype=torch.float32)
         self.o_proj = Linear(size, hidden, dtype)
+        self.projections = Projections(self.q_proj, self.k_proj, self.v_proj, self.f_a_proj, self.b_proj, self.g_proj)
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, D], normed -> [T, D]; reads and writes this layer's states in `batch.cache`."""
-        q, k, v = self._convolved(x, batch)
-        g, beta = self._decay(x), torch.sigmoid(self.b_proj(x).float())
+        q, k, v, f_a, beta_logits, gate = self.projections(x)
+        q, k, v = self._convolved(q, k, v, batch)
+        g, beta = self._decay(f_a), torch.sigmoid(beta_logits.float())
         state, pieces = batch.state(STATE_GROUP, self.index), []
         for part in batch.parts:
             attend = ops.kda_recurrent if part.is_decode else ops.kda_chunk
@@ -63,19 +65,19 @@ class KimiDeltaAttention(nn.Module):
                 attend(q[own], k[own], v[own], g[own], beta[own], self.l2_eps, state, part.state_slots, part.cu_seqlens)
             )
         o = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        gate = self._heads(self.g_proj(x))
-        y: Tensor = self.o_proj(ops.gated_rms_norm(o, self.o_norm.weight, gate, self.norm_eps).flatten(1))
+        normed = ops.gated_rms_norm(o, self.o_norm.weight, self._heads(gate), self.norm_eps)
+        y: Tensor = self.o_proj(normed.flatten(1))
         return y
 
-    def _convolved(self, x: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
-        projected = torch.cat((self.q_proj(x), self.k_proj(x), self.v_proj(x)), dim=-1)
+    def _convolved(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
+        projected = torch.cat((q, k, v), dim=-1)
         weight = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight)).squeeze(1)
         state = batch.state(CONV_GROUP, self.index)
         q, k, v = ops.short_conv(projected, weight, state, batch.state_slots, batch.cu_seqlens).chunk(3, dim=-1)
         return self._heads(q), self._heads(k), self._heads(v)
 
-    def _decay(self, x: Tensor) -> Tensor:
-        z = self._heads(self.f_b_proj(self.f_a_proj(x)))
+    def _decay(self, f_a: Tensor) -> Tensor:
+        z = self._heads(self.f_b_proj(f_a))
         a_log = self.A_log[: self.config.num_heads]
         g: Tensor = ops.kda_decay(z, a_log, self.dt_bias.view(z.shape[1:]), self.config.gate_lower_bound)
         return g
