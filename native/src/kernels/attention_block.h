@@ -14,8 +14,6 @@ constexpr int64_t kBlockRows = kKeyBlock + 1;
 // Queries that go through a block together; their packed rows and contexts share the second-level cache with the keys.
 constexpr int64_t kMostLanes = 96;
 
-constexpr int64_t kTileFetch = 8;
-
 // Queries that share keys and values: a token's heads, or a head's tokens. One lane is one query, and no lane's numbers
 // depend on the others.
 struct Lanes {

@@ -18,11 +18,13 @@ inline const void* row_at(const Pages& pages, int64_t sequence, int64_t position
          (block * pages.block_size + position % pages.block_size) * pages.row_bytes;
 }
 
-// Addresses of rows first .. first + count - 1 of a query's list.
-inline void find_rows(const Pages& pages, int64_t sequence, const int64_t* positions, int64_t first, int64_t count,
-                      const void** rows) {
-  for (int64_t i = 0; i < count; ++i)
-    rows[i] = row_at(pages, sequence, positions == nullptr ? first + i : positions[first + i]);
+// Addresses of the rows from `first` to `end` of a query's list, at most `most` of them; returns how many.
+inline int64_t find_rows(const Pages& pages, int64_t sequence, const int64_t* positions, int64_t first, int64_t end,
+                         int64_t most, const void** rows) {
+  int64_t count = 0;
+  for (; count < most && first + count < end; ++count)
+    rows[count] = row_at(pages, sequence, positions == nullptr ? first + count : positions[first + count]);
+  return count;
 }
 
 // Rows as floats, `width` of each, into strips of `block_rows` rows.
@@ -34,6 +36,9 @@ void read_rows(const void* const* rows, int64_t count, int64_t width, float* blo
       for (int64_t v = 0; v < kStrip; v += kLanes) store(block + c * block_rows + i * kStrip + v, load(row + c + v));
   }
 }
+
+// Tiles of a block's products are enough to fetch the next block's rows, so many lines each.
+constexpr int64_t kTileFetch = 8;
 
 // Fetches rows that will be read next, a few lines whenever there is computing to hide them behind.
 struct Fetch {

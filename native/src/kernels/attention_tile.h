@@ -71,12 +71,14 @@ template <int kMost, typename Body>
   }
 }
 
-// Calls body(integral_constant vectors, first) for the panels of `columns`, a multiple of kLanes.
-template <typename Body>
-[[gnu::always_inline]] inline void for_panels(int64_t columns, const Body& body) {
-  int64_t first = 0;
-  for (; first + kPanel <= columns; first += kPanel) body(std::integral_constant<int, kTileVectors>{}, first);
-  if (first < columns) body(std::integral_constant<int, 1>{}, first);
+// Calls body(integral_constant vectors, first) for the panels of `columns`, a multiple of kLanes: as many of kMost vectors
+// as there are, then narrower ones.
+template <int kMost = kTileVectors, typename Body>
+[[gnu::always_inline]] inline void for_panels(int64_t columns, const Body& body, int64_t first = 0) {
+  for (; first + kMost * kLanes <= columns; first += kMost * kLanes) body(std::integral_constant<int, kMost>{}, first);
+  if constexpr (kMost > 1) {
+    if (first < columns) for_panels<kMost / 2>(columns, body, first);
+  }
 }
 
 // Where a product goes: row r, vector v at data[r row + v vector].
@@ -107,9 +109,9 @@ void panel_product(const float* block, int64_t rows, int64_t count, const float*
 }
 
 // Packs `count` rows of `depth` elements, `stride` apart, into panels whose columns are the rows; zeros fill the last.
-template <typename E>
+template <int kMost = kTileVectors, typename E>
 void pack_panels(const E* rows, int64_t count, int64_t stride, int64_t depth, float* out) {
-  for_panels(round_up(count, kLanes), [&](auto vectors, int64_t first) {
+  for_panels<kMost>(round_up(count, kLanes), [&](auto vectors, int64_t first) {
     constexpr int64_t kWidth = vectors() * kLanes;
     float square[kWidth][kLanes];
     float* panel = out + first * depth;

@@ -123,17 +123,14 @@ void attend_range(const MlaArgs& args, const AbsorbedPass& pass, int64_t i, int6
   const int64_t end = std::min(start + range_rows(query.count), query.count);
   const void *rows[kKeyBlock], *next[kKeyBlock];
   const auto find = [&](int64_t first, const void** found) {
-    const int64_t count = std::min(end - first, kKeyBlock);
-    find_rows(args.pages, query.sequence, query.positions, first, count, found);
-    return count;
+    return find_rows(args.pages, query.sequence, query.positions, first, end, kKeyBlock, found);
   };
   int64_t size = find(start, rows);
   for (int64_t first = start; first < end; first += kKeyBlock) {
     read_rows<E>(rows, size, width, block, kBlockRows);
-    const int64_t next_size = first + kKeyBlock < end ? find(first + kKeyBlock, next) : 0;
+    const int64_t next_size = find(first + kKeyBlock, next);
     attend(lanes, block, block, first, size, {next, next_size, args.pages.row_bytes});
-    std::copy(next, next + next_size, rows);
-    size = next_size;
+    std::copy_n(next, size = next_size, rows);
   }
 }
 

@@ -36,7 +36,7 @@ Expansion packed_weights(const MlaArgs& args, int64_t head, Scratch& scratch) {
 template <typename E>
 void expand_block(const MlaArgs& args, const Expansion& own, int64_t sequence, int64_t first, int64_t count) {
   const void* rows[kKeyBlock];
-  find_rows(args.pages, sequence, nullptr, first, count, rows);
+  find_rows(args.pages, sequence, nullptr, first, first + count, count, rows);
   read_rows<E>(rows, count, args.latent + args.shared, own.latents, kBlockRows);
   const auto expand = [&](const float* weight, int64_t columns, float* out) {
     for_panels(columns, [&](auto vectors, int64_t column) {

@@ -4,6 +4,7 @@
 #include "kernels/attn_res.h"
 #include "kernels/ceilings.h"
 #include "kernels/conv.h"
+#include "kernels/indexer.h"
 #include "kernels/kda.h"
 #include "kernels/kda_chunk.h"
 #include "kernels/kda_mix.h"
@@ -34,7 +35,7 @@ const Kernels table = {
     /* kda_mix */ kda_mix,
     /* mla_prefill */ mla_prefill,
     /* mla_decode */ mla_decode,
-    /* indexer_topk */ nullptr,
+    /* indexer_topk */ indexer_topk,
     /* dots */ dots,
 };
 

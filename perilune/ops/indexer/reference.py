@@ -27,8 +27,10 @@ def indexer_topk(
     allowed = causal_mask(seq_lengths, seq_lens, scores.shape[1], scores.shape[2])
     # A stable sort keeps equal scores in the order of their positions. Rows a query must not see may hold anything.
     order = scores.masked_fill(~allowed, -torch.inf).sort(dim=-1, descending=True, stable=True)
-    selected = order.indices[..., :topk].masked_fill(~allowed.gather(-1, order.indices[..., :topk]), -1)
-    selected = F.pad(selected, (0, topk - selected.shape[-1]), value=-1)
+    is_missing = ~allowed.gather(-1, order.indices[..., :topk])
+    past_all = scores.shape[-1]
+    selected = order.indices[..., :topk].masked_fill(is_missing, past_all).sort(dim=-1).values
+    selected = F.pad(selected.masked_fill(selected == past_all, -1), (0, topk - selected.shape[-1]), value=-1)
     return ragged.unpad(selected, seq_lengths)
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from perilune.ops._native import ACTIVATIONS, address, code, core, refusal, refuse_types
+from perilune.ops.paged import pages
 from perilune.ops.registry import OpKey
 
 
@@ -58,7 +59,6 @@ def _attend(
     if selected is not None:
         selected, num_selected = selected.contiguous(), selected.shape[1]
     o = q.new_empty(num_tokens, heads, value)
-    pages = paged(rows, block_table, seq_lens)
     sequences = (address(cu_seqlens), 0, seq_lens.shape[0])
     weights = (address(w_uk), address(w_uv), code(w_uk), w_uk.stride(0), w_uv.stride(0))
     sizes = (heads, key, query - key, latent, value)
@@ -66,7 +66,7 @@ def _attend(
         address(q),
         code(q),
         heads * query,
-        pages,
+        pages(rows, block_table, seq_lens),
         code(rows),
         sequences,
         *weights,
@@ -77,12 +77,6 @@ def _attend(
         address(o),
     )
     return o
-
-
-def paged(pool: Tensor, block_table: Tensor, seq_lens: Tensor) -> tuple[int, int, int, int, int, int]:
-    """The core's description of paged rows; all three contiguous."""
-    row_bytes = pool.shape[2] * pool.element_size()
-    return address(pool), row_bytes, pool.shape[1], address(block_table), block_table.shape[1], address(seq_lens)
 
 
 def _rows_contiguous(weight: Tensor) -> Tensor:
