@@ -5,7 +5,7 @@ TORCH_INDEX ?=
 PIP_FLAGS = $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 ARGS ?=
 
-.PHONY: setup setup-dev native serve chat test lint clean
+.PHONY: setup setup-dev native native-check serve chat test lint clean
 
 setup: $(VENV)/.installed
 
@@ -26,6 +26,18 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 native:
 	$(VENV)/bin/pip install -q --no-build-isolation --no-deps -e .
 	touch $(VENV)/.installed $(VENV)/.installed-dev
+
+# The core without Python: its pool and kernels under sanitizers, and those of AVX-512 by SIMDe where that is installed.
+native-check:
+	cmake -S native -B build/check -DPERILUNE_SANITIZE=address,undefined $(CHECK_FLAGS) \
+		-DPERILUNE_EMULATE_AVX512=$(if $(wildcard /usr/include/simde/x86/avx512.h),ON,OFF)
+	cmake --build build/check
+	build/check/tests/native_tests $(ARGS)
+	cmake -S native -B build/check-threads -DPERILUNE_SANITIZE=thread $(CHECK_FLAGS)
+	cmake --build build/check-threads
+	TSAN_OPTIONS=die_after_fork=0 build/check-threads/tests/native_tests $(ARGS)
+
+CHECK_FLAGS = -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPERILUNE_TESTS=ON -DPERILUNE_BINDINGS=OFF
 
 serve: setup
 	$(VENV)/bin/perilune serve $(ARGS)
