@@ -32,8 +32,9 @@ class Run:
 
     `batch` sequences, `tokens` of each (decoded, or those of a prompt) behind `context` random rows. `step_s` is the
     time of one decode step or of one whole prompt, `mean_s` its mean. `python_share`: the part of it outside the native
-    core, torch included. `first_token_s`: loading and the first token, that of a prompt of `first_prompt` tokens or
-    behind the context. `others_cores`: processors that other processes used while steps were timed.
+    core, torch included; `native_shares`: the parts of the core's functions. `first_token_s`: loading and the first
+    token, that of a prompt of `first_prompt` tokens or behind the context. `others_cores`: processors that other
+    processes used while steps were timed.
     """
 
     context: int
@@ -42,6 +43,7 @@ class Run:
     step_s: Spread
     mean_s: float
     python_share: float
+    native_shares: dict[str, float]
     load_s: float
     first_token_s: float
     first_prompt: int
@@ -53,8 +55,12 @@ class Run:
 class _Timing:
     step_s: Spread
     mean_s: float
-    python_share: float
+    native_shares: dict[str, float]
     others_cores: float
+
+    @property
+    def python_share(self) -> float:
+        return max(0.0, 1 - sum(self.native_shares.values()))
 
 
 class ModelBench:
@@ -132,7 +138,8 @@ class ModelBench:
         others_cores, clock = others.cores(), NativeClock()
         with clock.running():
             total = sum(timed() for _ in range(accounted))
-        return _Timing(Spread.of(taken), sum(taken) / count, max(0.0, 1 - clock.seconds / total), others_cores)
+        shares = {name: seconds / total for name, seconds in clock.by_function.items()}
+        return _Timing(Spread.of(taken), sum(taken) / count, shares, others_cores)
 
     def _run(
         self, timing: _Timing, context: int, tokens: int, batch: int, first_token_s: float, first_prompt: int
@@ -144,6 +151,7 @@ class ModelBench:
             step_s=timing.step_s,
             mean_s=timing.mean_s,
             python_share=timing.python_share,
+            native_shares=timing.native_shares,
             load_s=self._load_s,
             first_token_s=first_token_s,
             first_prompt=first_prompt,

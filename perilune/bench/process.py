@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,10 +52,14 @@ def _machine_busy_s() -> float:
 
 
 class NativeClock:
-    """Adds up the seconds that calls of the native core take while it is running."""
+    """Adds up the seconds that calls of the native core take while it is running, by the function's name."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.by_function: dict[str, float] = defaultdict(float)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_function.values())
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -66,18 +71,18 @@ class NativeClock:
             if callable(function) and not name.startswith("_") and name not in _ADMINISTRATION
         }
         for name, function in originals.items():
-            setattr(native, name, self._timed(function))
+            setattr(native, name, self._timed(name, function))
         try:
             yield
         finally:
             for name, function in originals.items():
                 setattr(native, name, function)
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             start = time.perf_counter()
             result = function(*args)
-            self.seconds += time.perf_counter() - start
+            self.by_function[name] += time.perf_counter() - start
             return result
 
         return call

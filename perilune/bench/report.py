@@ -17,6 +17,9 @@ from perilune.models.accounting import (
     step_weight_bytes,
 )
 
+# functions of the native core that take less of a step are not listed for people
+SHOWN_SHARE = 0.01
+
 
 @dataclass(frozen=True)
 class Need:
@@ -114,6 +117,8 @@ def render_report(report: ModelReport) -> str:
     lines = [str(report.ceilings), "", f"{report.checkpoint}: {kind}"]
     if run.context:
         lines.append(f"{run.batch} sequence(s) behind {run.context} cached tokens whose rows and states are random")
+    largest = sorted(run.native_shares.items(), key=lambda item: -item[1])
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in largest if share >= SHOWN_SHARE)
     rows = {
         "tokens per second": f"{report.tokens_per_second:.2f}",
         "seconds, median (least-greatest)": f"{step.median:.4f} ({step.low:.4f}-{step.high:.4f})",
@@ -121,7 +126,7 @@ def render_report(report: ModelReport) -> str:
         "operations per token": f"{report.flops_per_token:,.0f}, done at {rates[1] / 1e9:.1f} GFLOP/s",
         "ceilings": f"{report.read_ceiling / 1e9:.1f} GB/s, {report.flops_ceiling / 1e9:.1f} GFLOP/s",
         "share of the ceiling": f"{report.share_of_ceiling:.1%} ({report.bound})",
-        "outside the native core": f"{run.python_share:.1%}",
+        "outside the native core": f"{run.python_share:.1%}; inside: {shares}",
         "loading": f"{run.load_s:.2f} s, first token after {run.first_token_s:.2f} s",
         "peak memory": f"{run.peak_rss_bytes / 1e9:.2f} GB, mapped files included",
         "processors that others used": f"{run.others_cores:.2f}",

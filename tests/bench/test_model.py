@@ -27,6 +27,7 @@ def a_run(**changes):
         "step_s": Spread(0.5, 0.4, 0.6),
         "mean_s": 0.5,
         "python_share": 0.25,
+        "native_shares": {"linear": 0.25, "moe_experts": 0.495, "situ": 0.005},
         "load_s": 1.0,
         "first_token_s": 2.0,
         "first_prompt": 1,
@@ -42,6 +43,7 @@ def test_decode_times_as_many_steps_as_asked(bench):
     assert 0 < run.step_s.low <= run.step_s.median <= run.step_s.high
     assert run.first_token_s > run.load_s > 0
     assert 0 <= run.python_share <= 1
+    assert sum(run.native_shares.values()) == pytest.approx(1 - run.python_share)
     assert run.peak_rss_bytes > 1e6
 
 
@@ -123,6 +125,7 @@ def test_the_report_names_the_bound_that_takes_longer(released_configs, ceilings
     assert Work(need.read_bytes, need.flops.total).ideal_s(ceilings)["memory"] == need.read_bytes / 1e10
     text = render_report(report)
     assert "1 sequence(s) behind 100 cached tokens whose rows and states are random" in text
+    assert "25.0%; inside: moe_experts 50%, linear 25%\n" in text
 
 
 def test_the_json_is_flat_and_has_the_agreed_keys(released_configs, ceilings):
