@@ -105,6 +105,15 @@ void dot_int8(const Matrix& w, int64_t first, int64_t last, const PackedRows& pa
   dot_blocks<nibbles>(w, first, last, x, count, y, y_stride);
 }
 
+// Weight rows that dot decodes together for many rows of activations; it leaves nothing over in ranges of a multiple.
+inline int64_t rows_together(Packing packing, int64_t columns) {
+  if (packing == Packing::blocks || packing == Packing::nibble_blocks) return 16;
+#ifdef PERILUNE_PAIRS
+  if (packing == Packing::pairs || packing == Packing::pair_nibbles) return panel_rows<Pairs>(columns);
+#endif
+  return panel_rows<Floats>(columns);
+}
+
 // y[i * y_stride + o - first] = weight row o times packed row which[i] (row i where `which` is null), for i < count and
 // o in [first, last). The order of a product's sum depends on the number of columns alone.
 inline void dot(const Matrix& w, int64_t first, int64_t last, const PackedRows& x, const int32_t* which, int64_t count,

@@ -28,6 +28,12 @@ inline void situ(const SituArgs& args) {
   });
 }
 
+// The same rows without the first ones.
+inline PackedRows rows_from(PackedRows packed, int64_t first) {
+  packed.data += first * packed.stride;
+  return packed;
+}
+
 // ---- router ---------------------------------------------------------------------------------------------------------
 
 // Orders as numbers do: a score, then the lower id. NaN is above every number, as torch sorts it.
@@ -74,21 +80,26 @@ inline void route_token(const RouteArgs& args, float* logits, int64_t* ids, floa
 
 // Nanoseconds that a chunk should take: long enough to pay for taking it, short enough that nobody waits for the last.
 constexpr double kChunkTime = 30e3;
+// Rows of activations from which on dot decodes weights for all of them, and needs this many weight rows to pay for what
+// it does to the activations first.
+constexpr int64_t kMany = 4, kRowsForMany = 64;
 
-// Nanoseconds of one weight row of `bytes` times `count` activation rows, on one thread: memory or arithmetic.
-inline double row_time(int64_t bytes, int64_t columns, int64_t count) {
-  const double reading = static_cast<double>(bytes) / 10.0, computing = static_cast<double>(columns * count) / 25.0;
+// Nanoseconds of one weight row times `count` rows of activations, on one thread: memory or arithmetic.
+inline double row_time(Type type, int64_t columns, int64_t count) {
+  const double reading = static_cast<double>(type_bytes(type, columns)) / 10.0;
+  const double computing = 20.0 + static_cast<double>(columns * count) / 25.0;
   return reading > computing ? reading : computing;
 }
 
-// Weight rows of a chunk, at least `least` so that packed rows are used more than once while they are in the cache.
-inline int64_t rows_of_chunk(const Matrix& w, int64_t count, int64_t least) {
-  const auto rows = static_cast<int64_t>(kChunkTime / row_time(type_bytes(w.type, w.columns), w.columns, count));
-  return larger(least, rows / least * least);
+// The fewest weight rows that a call of dot should get.
+inline int64_t least_rows(Packing packing, int64_t columns, int64_t count) {
+  const int64_t together = rows_together(packing, columns);
+  return count < kMany ? 16 : (kRowsForMany + together - 1) / together * together;
 }
 
 inline void moe_route(const RouteArgs& args) {
-  constexpr int64_t kSlab = 512;  // tokens whose packed rows and logits are kept at a time
+  constexpr int64_t kSlab = 512;   // tokens whose packed rows and logits are kept at a time
+  constexpr int64_t kBlock = 128;  // tokens of a chunk
   const int64_t experts = args.weight.rows, columns = args.weight.columns;
   for (int64_t first = 0; first < args.tokens; first += kSlab) {
     const int64_t tokens = smaller(kSlab, args.tokens - first);
@@ -97,10 +108,14 @@ inline void moe_route(const RouteArgs& args) {
     const PackedRows packed =
         pack(scratch, packing_for(args.weight.type, args.type, false), x, args.type, tokens, columns);
     auto* logits = scratch.take<float>(tokens * experts);
-    const int64_t rows = rows_of_chunk(args.weight, tokens, 8);
-    parallel((experts + rows - 1) / rows, [&](int64_t chunk) {
-      const int64_t from = chunk * rows, to = smaller(experts, from + rows);
-      dot(args.weight, from, to, packed, nullptr, tokens, logits + from, experts);
+    const int64_t block = smaller(tokens, kBlock), blocks = (tokens + block - 1) / block;
+    const int64_t least = least_rows(packed.packing, columns, block);
+    const auto wanted = static_cast<int64_t>(kChunkTime / row_time(args.weight.type, columns, block));
+    const int64_t rows = larger(least, wanted / least * least);
+    parallel((experts + rows - 1) / rows * blocks, [&](int64_t chunk) {
+      const int64_t from = chunk / blocks * rows, token = chunk % blocks * block;
+      dot(args.weight, from, smaller(experts, from + rows), rows_from(packed, token), nullptr,
+          smaller(block, tokens - token), logits + token * experts + from, experts);
     });
     constexpr int64_t kStep = 8;
     parallel((tokens + kStep - 1) / kStep, [&](int64_t chunk) {
@@ -119,6 +134,8 @@ struct Groups {
   int32_t* starts;  // [experts + 1]
   int32_t* pairs;   // token * chosen + choice
   int32_t* tokens;
+
+  int64_t count(int64_t expert) const { return starts[expert + 1] - starts[expert]; }
 };
 
 // By counting, which keeps the order. `ids` are those of `tokens` tokens.
@@ -154,28 +171,29 @@ struct Pieces {
   int64_t num_chunks;
 };
 
-// Experts [from, to); `bytes` and `columns` of a weight row and everything that is read with it.
-inline Pieces cut(Scratch& scratch, const Groups& groups, int64_t from, int64_t to, int64_t rows, int64_t bytes,
-                  int64_t columns) {
-  constexpr int64_t kLeast = 32;
-  int64_t busy = 0;
-  for (int64_t expert = from; expert < to; ++expert) busy += groups.starts[expert + 1] > groups.starts[expert];
-  const int64_t most = busy * ((rows + kLeast - 1) / kLeast);
+// Experts [from, to); `rows` and `columns` are those of a matrix, `matrices` are multiplied together.
+inline Pieces cut(Scratch& scratch, const Groups& groups, int64_t from, int64_t to, const Matrix& w, int matrices,
+                  Packing packing) {
+  int64_t most = 0;
+  for (int64_t expert = from; expert < to; ++expert) {
+    const int64_t least = least_rows(packing, w.columns, groups.count(expert));
+    most += groups.count(expert) == 0 ? 0 : (w.rows + least - 1) / least;
+  }
   Pieces cut = {scratch.take<Piece>(most), scratch.take<int32_t>(most + 1), 0};
   int32_t count = 0;
   double time = 0.0;
   cut.chunks[0] = 0;
   for (int64_t expert = from; expert < to; ++expert) {
-    const int64_t pairs = groups.starts[expert + 1] - groups.starts[expert];
-    if (pairs == 0) continue;
-    const double each = row_time(bytes, columns, pairs);
-    for (int64_t first = 0; first < rows;) {
-      const auto wanted = static_cast<int64_t>((kChunkTime - time) / each) / kLeast * kLeast;
-      const int64_t last = smaller(rows, first + larger(kLeast, wanted));
+    if (groups.count(expert) == 0) continue;
+    const int64_t least = least_rows(packing, w.columns, groups.count(expert));
+    const double each = matrices * row_time(w.type, w.columns, groups.count(expert));
+    for (int64_t first = 0; first < w.rows;) {
+      const int64_t wanted = static_cast<int64_t>((kChunkTime - time) / each) / least * least;
+      const int64_t last = smaller(w.rows, first + larger(least, wanted));
       cut.pieces[count++] = {static_cast<int32_t>(expert), static_cast<int32_t>(first), static_cast<int32_t>(last)};
       time += each * static_cast<double>(last - first);
       first = last;
-      if (time + each * kLeast <= kChunkTime) continue;
+      if (time + each * static_cast<double>(least) <= kChunkTime) continue;
       cut.chunks[++cut.num_chunks] = count;
       time = 0.0;
     }
@@ -198,7 +216,6 @@ class ExpertPass {
   }
 
  private:
-
   Matrix matrix(int64_t expert, int which) const {
     const int64_t* at = args_.addresses + expert * 6 + which * 2;
     const bool is_down = which == 2;
@@ -229,16 +246,14 @@ class ExpertPass {
     if (pairs == 0) return;
     Scratch scratch;
     auto* inner = scratch.take<E>(pairs * args_.inner);
-    const int64_t up_bytes = type_bytes(args_.weight_type, 2 * args_.latent);
-    const Pieces up = cut(scratch, groups, from, to, args_.inner, up_bytes, 2 * args_.latent);
+    const Pieces up = cut(scratch, groups, from, to, matrix(from, 0), 2, packing_);
     parallel(up.num_chunks, [&](int64_t chunk) {
       for (int32_t at = up.chunks[chunk]; at < up.chunks[chunk + 1]; ++at)
         go_up(groups, up.pieces[at], x, inner - base * args_.inner);
     });
-    PackedRows packed = pack(scratch, packing_, inner, args_.type, pairs, args_.inner);
-    packed.data -= base * packed.stride;
-    const Pieces down =
-        cut(scratch, groups, from, to, args_.latent, type_bytes(args_.weight_type, args_.inner), args_.inner);
+    const PackedRows packed =
+        rows_from(pack(scratch, packing_, inner, args_.type, pairs, args_.inner), -base);
+    const Pieces down = cut(scratch, groups, from, to, matrix(from, 2), 1, packing_);
     parallel(down.num_chunks, [&](int64_t chunk) {
       for (int32_t at = down.chunks[chunk]; at < down.chunks[chunk + 1]; ++at)
         go_down(groups, down.pieces[at], packed, outputs);
@@ -249,7 +264,7 @@ class ExpertPass {
   void go_up(const Groups& groups, const Piece& piece, const PackedRows& x, E* inner) const {
     const Matrix w1 = matrix(piece.expert, 0), w3 = matrix(piece.expert, 1);
     const int64_t width = piece.last - piece.first, start = groups.starts[piece.expert];
-    const int64_t count = groups.starts[piece.expert + 1] - start;
+    const int64_t count = groups.count(piece.expert);
     Scratch scratch;
     auto *gates = scratch.take<float>(count * width), *ups = scratch.take<float>(count * width);
     dot(w1, piece.first, piece.last, x, groups.tokens + start, count, gates, width);
@@ -271,12 +286,10 @@ class ExpertPass {
   // w2 times the intermediate rows of one piece's expert into the pairs' rows of `outputs`.
   void go_down(const Groups& groups, const Piece& piece, const PackedRows& inner, E* outputs) const {
     const int64_t width = piece.last - piece.first, start = groups.starts[piece.expert];
-    const int64_t count = groups.starts[piece.expert + 1] - start;
+    const int64_t count = groups.count(piece.expert);
     Scratch scratch;
     auto* y = scratch.take<float>(count * width);
-    PackedRows own = inner;
-    own.data += start * inner.stride;
-    dot(matrix(piece.expert, 2), piece.first, piece.last, own, nullptr, count, y, width);
+    dot(matrix(piece.expert, 2), piece.first, piece.last, rows_from(inner, start), nullptr, count, y, width);
     for (int64_t i = 0; i < count; ++i) {
       E* to = outputs + groups.pairs[start + i] * args_.latent + piece.first;
       for_vectors(width, [&](auto load, auto store, int64_t j) { store(to + j, load(y + i * width + j)); });
