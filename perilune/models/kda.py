@@ -1,6 +1,6 @@
-"""The KDA layer: projections, short convolution, gated delta rule, gated norm, output (Kimi Linear, section 3).
+"""The KDA layer: projections around one op that does all between them (Kimi Linear, section 3).
 
-T tokens, D hidden size, H heads, W head width, P = H * W.
+T tokens, D hidden size.
 """
 
 import torch
@@ -54,33 +54,27 @@ class KimiDeltaAttention(nn.Module):
 
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, D], normed -> [T, D]; reads and writes this layer's states in `batch.cache`."""
-        q, k, v, f_a, beta_logits, gate = self.projections(x)
-        q, k, v = self._convolved(q, k, v, batch)
-        g, beta = self._decay(f_a), torch.sigmoid(beta_logits.float())
-        state, pieces = batch.state(STATE_GROUP, self.index), []
-        for part in batch.parts:
-            attend = ops.kda_recurrent if part.is_decode else ops.kda_chunk
-            own = part.tokens
-            pieces.append(
-                attend(q[own], k[own], v[own], g[own], beta[own], self.l2_eps, state, part.state_slots, part.cu_seqlens)
-            )
-        o = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        normed = ops.gated_rms_norm(o, self.o_norm.weight, self._heads(gate), self.norm_eps)
-        y: Tensor = self.o_proj(normed.flatten(1))
+        q, k, v, f_a, beta, gate = self.projections(x)
+        o: Tensor = ops.kda_mix(
+            q,
+            k,
+            v,
+            self.f_b_proj(f_a),
+            beta,
+            gate,
+            self.q_conv1d.weight,
+            self.k_conv1d.weight,
+            self.v_conv1d.weight,
+            self.A_log,
+            self.dt_bias,
+            self.o_norm.weight,
+            self.config.gate_lower_bound,
+            self.l2_eps,
+            self.norm_eps,
+            batch.state(STATE_GROUP, self.index),
+            batch.state(CONV_GROUP, self.index),
+            batch.state_slots,
+            batch.cu_seqlens,
+        )
+        y: Tensor = self.o_proj(o)
         return y
-
-    def _convolved(self, q: Tensor, k: Tensor, v: Tensor, batch: ForwardBatch) -> tuple[Tensor, Tensor, Tensor]:
-        projected = torch.cat((q, k, v), dim=-1)
-        weight = torch.cat((self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight)).squeeze(1)
-        state = batch.state(CONV_GROUP, self.index)
-        q, k, v = ops.short_conv(projected, weight, state, batch.state_slots, batch.cu_seqlens).chunk(3, dim=-1)
-        return self._heads(q), self._heads(k), self._heads(v)
-
-    def _decay(self, f_a: Tensor) -> Tensor:
-        z = self._heads(self.f_b_proj(f_a))
-        a_log = self.A_log[: self.config.num_heads]
-        g: Tensor = ops.kda_decay(z, a_log, self.dt_bias.view(z.shape[1:]), self.config.gate_lower_bound)
-        return g
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.config.num_heads, self.config.head_dim))

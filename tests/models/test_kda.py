@@ -1,6 +1,5 @@
 import torch
 
-from perilune import ops
 from perilune.models.inputs import ForwardBatch
 from perilune.models.kda import CONV_GROUP, STATE_GROUP
 from tests.models.passes import filled_cache, pass_over
@@ -22,17 +21,6 @@ def test_decoding_and_long_sequences_in_one_pass_equal_each_alone(model):
     mixed = attention(both, pass_over(work, cache))
     assert torch.allclose(torch.cat((first, mixed[:1])), whole, atol=1e-5)
     assert torch.allclose(mixed[1:], whole[:17], atol=1e-5)
-
-
-def test_single_tokens_take_the_recurrence_and_longer_runs_the_chunks(model, monkeypatch):
-    taken = []
-    for name in ("kda_recurrent", "kda_chunk"):
-        op = getattr(ops, name)
-        monkeypatch.setattr(ops, name, lambda q, *rest, op=op: taken.append((op.name, len(q))) or op(q, *rest))
-    storage = filled_cache(model, 0.0)
-    work = [([0], 3, [0], 1), ([0], 3, [1], 2), ([0] * 5, 0, [2, 3], 3)]
-    model.model.layers[0].self_attn(some_x(7), pass_over(work, storage.views))
-    assert taken == [("kda_recurrent", 2), ("kda_chunk", 5)]
 
 
 def test_only_the_own_layers_and_sequences_states_change(model):

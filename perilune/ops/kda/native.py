@@ -130,6 +130,8 @@ def kda_mix(
 ) -> Tensor:
     """See the package's contract."""
     q, k, v, z, beta, gate = (x.contiguous() for x in (q, k, v, z, beta, gate))
+    q_conv, k_conv, v_conv = q_conv.contiguous(), k_conv.contiguous(), v_conv.contiguous()
+    a_log, dt_bias, o_norm = a_log.contiguous(), dt_bias.contiguous(), o_norm.contiguous()
     o = torch.empty_like(q)
     kept = None if state is None else state.contiguous()
     kept_conv = None if conv_state is None else conv_state.contiguous()
