@@ -160,6 +160,16 @@ void indexer_topk(Address q, int type, Address weights, const PagesTuple& pages_
                           sequences(sequences_given), heads, width, topk, at<int64_t>(selected)});
 }
 
+void patch_attention(Address qkv, int type, Int heads, Int width, Address cos, Address sin, Address cu_seqlens, Int count,
+                     float scale, Address o) {
+  kernels().patch_attention({from(qkv), type_of(type), heads, width, from<float>(cos), from<float>(sin),
+                             from<int64_t>(cu_seqlens), count, scale, at(o)});
+}
+
+void gelu_tanh(Address x, int type, Int count, Address y) {
+  kernels().gelu_tanh({from(x), type_of(type), count, at(y)});
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -190,4 +200,6 @@ NB_MODULE(_native, m) {
   m.def("mla_prefill", mla<&Kernels::mla_prefill>, free);
   m.def("mla_decode", mla<&Kernels::mla_decode>, free);
   m.def("indexer_topk", indexer_topk, free);
+  m.def("patch_attention", patch_attention, free);
+  m.def("gelu_tanh", gelu_tanh, free);
 }

@@ -304,6 +304,28 @@ struct IndexerArgs {
   int64_t* selected;
 };
 
+// Rotary attention among the patches of each picture, see ops/vision. Patches cu_seqlens[n] .. cu_seqlens[n + 1] belong to
+// picture n of `count`; cos and sin turn the adjacent pairs of a row of q or k.
+struct PatchAttentionArgs {
+  const void* qkv;  // [patches, 3, heads, width]
+  Type type;
+  int64_t heads, width;
+  const float* cos;  // [patches, width / 2]
+  const float* sin;
+  const int64_t* cu_seqlens;  // [count + 1]
+  int64_t count;
+  float scale;
+  void* o;  // [patches, heads, width]
+};
+
+// y = GELU(x) in its tanh form, `count` elements.
+struct GeluArgs {
+  const void* x;
+  Type type;
+  int64_t count;
+  void* y;
+};
+
 // ---- the kernel table -----------------------------------------------------------------------------------------------
 
 struct Kernels {
@@ -325,6 +347,8 @@ struct Kernels {
   void (*mla_prefill)(const MlaArgs&);
   void (*mla_decode)(const MlaArgs&);
   void (*indexer_topk)(const IndexerArgs&);
+  void (*patch_attention)(const PatchAttentionArgs&);
+  void (*gelu_tanh)(const GeluArgs&);
   int64_t (*dots)(Type type, int64_t rounds);  // see kernels/ceilings.h
 };
 

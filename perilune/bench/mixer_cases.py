@@ -1,4 +1,4 @@
-"""Bench cases of the mixers: KDA, latent attention, indexer, convolution."""
+"""Bench cases of the mixers: KDA, latent attention, indexer, convolution, attention among patches."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,13 @@ from perilune.ops.case import Layout, scattered_slots, tensors_in
 from perilune.ops.conv import cases as conv
 from perilune.ops.kda import cases as kda
 from perilune.ops.mla import cases as mla
+from perilune.ops.vision import cases as vision
 
 _SHARED, _KV_RANK = 64, 512
 _ROW = _KV_RANK + _SHARED
 _INDEX_HEADS, _INDEX_WIDTH, _TOPK = 32, 128, 2048
 _BLOCK = 16
+_PATCHES, _TOWER_HEADS = (1024, 4096), 12
 # decay, delta rule, update and read-out of one state entry, as in models/accounting.py
 _FLOPS_PER_STATE_ENTRY = 7
 
@@ -165,6 +167,15 @@ def indexer_topk(generator: torch.Generator) -> Iterator[BenchCase]:
             )
 
 
+def patch_attention(generator: torch.Generator) -> Iterator[BenchCase]:
+    """A picture of each size; every patch sees all."""
+    for patches in _PATCHES:
+        case = vision.PatchCase(name="", patches=(patches,), heads=_TOWER_HEADS, width=WIDTH).in_bfloat16()
+        arguments = vision.arguments(case, generator)
+        work = Work(arguments[0].nbytes, 4 * patches**2 * _TOWER_HEADS * WIDTH)
+        yield BenchCase("patch_attention", f"{patches} patches", (arguments,), work, is_cached=True)
+
+
 BUILDERS: dict[str, Builder] = {
     "kda_decay": kda_decay,
     "kda_recurrent": kda_recurrent,
@@ -174,4 +185,5 @@ BUILDERS: dict[str, Builder] = {
     "mla_decode": mla_decode,
     "mla_prefill": mla_prefill,
     "indexer_topk": indexer_topk,
+    "patch_attention": patch_attention,
 }

@@ -1,4 +1,4 @@
-"""Bench cases of the ops that work on rows of activations: norms, residual mix, SiTU."""
+"""Bench cases of the ops that work on rows of activations: norms, residual mix, SiTU, GELU."""
 
 from collections.abc import Iterator
 
@@ -10,9 +10,12 @@ from perilune.ops.attn_res import cases as attn_res
 from perilune.ops.case import tensors_in
 from perilune.ops.moe import cases as moe
 from perilune.ops.norm import cases as norm
+from perilune.ops.vision import cases as vision
 
 _SHARED_INNER = 6144
 _CANDIDATES = 8
+_TOWER_INNER = 4096
+_PATCHES = (1024, 4096)
 
 
 def _cached(op: str, name: str, arguments: tuple[object, ...]) -> BenchCase:
@@ -54,9 +57,17 @@ def situ(generator: torch.Generator) -> Iterator[BenchCase]:
         yield _cached("situ", f"{tokens} tokens", moe.situ_arguments(case, generator))
 
 
+def gelu_tanh(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Between the matrices of the vision tower."""
+    for patches in _PATCHES:
+        case = vision.GeluCase(name="", shape=(patches, _TOWER_INNER)).in_bfloat16()
+        yield _cached("gelu_tanh", f"{patches} patches", vision.gelu_arguments(case, generator))
+
+
 BUILDERS: dict[str, Builder] = {
     "rms_norm": rms_norm,
     "gated_rms_norm": gated_rms_norm,
+    "gelu_tanh": gelu_tanh,
     "layer_norm": layer_norm,
     "attn_res_mix": attn_res_mix,
     "situ": situ,

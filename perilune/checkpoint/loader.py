@@ -9,15 +9,15 @@ from torch import Tensor
 from perilune.checkpoint.check import check_index
 from perilune.checkpoint.index import read_index
 from perilune.checkpoint.mapped import MappedFile
-from perilune.checkpoint.names import VISION_PARTS, Part, TensorFamily, parameter_name
+from perilune.checkpoint.names import Part, TensorFamily, parameter_name
 from perilune.checkpoint.safetensors import TensorEntry
 from perilune.config.model import ModelConfig
 from perilune.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class MappedText:
-    """The text tensors of a checkpoint: where and what they are by stored name, and themselves by parameter name."""
+class MappedTensors:
+    """The tensors of a checkpoint: where and what they are by stored name, and themselves by parameter name."""
 
     entries: dict[str, TensorEntry]
     families: dict[str, TensorFamily]
@@ -30,19 +30,18 @@ class MappedText:
 
 
 def load_state(directory: Path, config: ModelConfig, *, check_scales: bool = False) -> dict[str, Tensor]:
-    """Maps every text tensor: parameter name (the stored one without `language_model.`) -> read-only tensor.
+    """Maps every tensor: parameter name (see `parameter_name`) -> read-only tensor.
 
     Shapes and dtypes are those stored: `A_log` keeps its zero tail, experts stay packed. A missing indexer
-    `k_norm.bias` comes as zeros. Vision tensors are checked but not mapped. `check_scales` also reads every
-    MXFP4 scale. Raises CheckpointError.
+    `k_norm.bias` comes as zeros. `check_scales` also reads every MXFP4 scale. Raises CheckpointError.
     """
-    return map_text(directory, config, check_scales=check_scales).state
+    return map_tensors(directory, config, check_scales=check_scales).state
 
 
-def map_text(directory: Path, config: ModelConfig, *, check_scales: bool) -> MappedText:
+def map_tensors(directory: Path, config: ModelConfig, *, check_scales: bool) -> MappedTensors:
     """What `load_state` gives, and where it came from."""
     index = read_index(directory)
-    families = {n: f for n, f in check_index(index, config).items() if f.part not in VISION_PARTS}
+    families = check_index(index, config)
     entries = {name: index.entries[name] for name in families}
     files = {file: MappedFile(file) for file in dict.fromkeys(entry.file for entry in entries.values())}
     stored = {name: files[entry.file].tensor(entry) for name, entry in entries.items()}
@@ -53,7 +52,7 @@ def map_text(directory: Path, config: ModelConfig, *, check_scales: bool) -> Map
             prefix = f"model.layers.{layer}.self_attn.indexer.k_norm."
             if prefix + "bias" not in state:
                 state[prefix + "bias"] = torch.zeros_like(state[prefix + "weight"])
-    return MappedText(entries, families, files, state)
+    return MappedTensors(entries, families, files, state)
 
 
 def check_values(

@@ -13,6 +13,7 @@ from perilune.config.model import ModelConfig, VisionConfig
 from perilune.config.parts import MXFP4_GROUP
 
 TEXT_PREFIX = "language_model."
+VISION_PREFIX = "vision."
 LAYER_PREFIX = "language_model.model.layers.{layer}."
 _LAYER = re.compile(r"^language_model\.model\.layers\.(0|[1-9][0-9]*)\.")
 _EXPERT = re.compile(r"\.experts\.(0|[1-9][0-9]*)\.")
@@ -123,8 +124,8 @@ def layer_of(name: str) -> int | None:
 
 
 def parameter_name(name: str) -> str:
-    """The name a model's parameter carries: the stored one without the text prefix."""
-    return name.removeprefix(TEXT_PREFIX)
+    """The name a model's parameter carries: the stored one without the text prefix, or below `vision`."""
+    return name.removeprefix(TEXT_PREFIX) if name.startswith(TEXT_PREFIX) else VISION_PREFIX + name
 
 
 def _split(name: str) -> tuple[str, int, int]:

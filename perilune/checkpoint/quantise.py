@@ -7,7 +7,7 @@ import torch
 from tqdm import tqdm
 
 from perilune import ops
-from perilune.checkpoint.loader import MappedText, map_text
+from perilune.checkpoint.loader import MappedTensors, map_tensors
 from perilune.checkpoint.mapped import LargePages
 from perilune.checkpoint.names import TensorFamily, parameter_name
 from perilune.config.model import ModelConfig
@@ -22,19 +22,19 @@ def load_quantised_state(
     A projection's mapped pages are given back once it is quantised, so that memory holds the result and no more than
     two tensors of the file. Shows its progress on a terminal.
     """
-    text = map_text(directory, config, check_scales=check_scales)
-    state: dict[str, LinearWeight] = dict(text.state)
-    names = [name for name, family in text.families.items() if family.is_projection]
-    names.sort(key=lambda name: (text.entries[name].file, text.entries[name].begin))
-    pages = LargePages(sum(_room(text.families[name], dtype) for name in names))
-    total = sum(text.entries[name].num_bytes for name in names)
+    mapped = map_tensors(directory, config, check_scales=check_scales)
+    state: dict[str, LinearWeight] = dict(mapped.state)
+    names = [name for name, family in mapped.families.items() if family.is_projection]
+    names.sort(key=lambda name: (mapped.entries[name].file, mapped.entries[name].begin))
+    pages = LargePages(sum(_room(mapped.families[name], dtype) for name in names))
+    total = sum(mapped.entries[name].num_bytes for name in names)
     with tqdm(total=total, unit="B", unit_scale=True, desc="8-bit weights", disable=None, leave=False) as bar:
         for name, following in pairwise([*names, None]):
             assert name is not None
             if following is not None:
-                text.file(following).prefetch(text.entries[following])
-            state[parameter_name(name)] = _quantised(text, name, dtype, pages)
-            bar.update(text.entries[name].num_bytes)
+                mapped.file(following).prefetch(mapped.entries[following])
+            state[parameter_name(name)] = _quantised(mapped, name, dtype, pages)
+            bar.update(mapped.entries[name].num_bytes)
     return state
 
 
@@ -43,10 +43,10 @@ def _room(family: TensorFamily, dtype: torch.dtype) -> int:
     return LargePages.room(outputs * columns * dtype.itemsize) + LargePages.room(outputs * torch.float32.itemsize)
 
 
-def _quantised(text: MappedText, name: str, dtype: torch.dtype, pages: LargePages) -> ChannelScaled:
-    entry = text.entries[name]
+def _quantised(mapped: MappedTensors, name: str, dtype: torch.dtype, pages: LargePages) -> ChannelScaled:
+    entry = mapped.entries[name]
     outputs, columns = entry.shape
     weight = ChannelScaled(pages.take(outputs, columns, dtype=dtype), pages.take(outputs, dtype=torch.float32))
-    ops.quantize_rows(text.state[parameter_name(name)], weight)
-    text.file(name).release(entry)
+    ops.quantize_rows(mapped.state[parameter_name(name)], weight)
+    mapped.file(name).release(entry)
     return weight

@@ -99,6 +99,7 @@ class NormEps:
     latent: float = 1e-6
     l2: float = 1e-6
     indexer: float = 1e-5
+    vision: float = 1.1920929e-07
 
 
 @dataclass(frozen=True)

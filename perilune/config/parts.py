@@ -198,7 +198,8 @@ def parse_vision(section: Section) -> VisionConfig:
         projector_ln_eps=section.positive("projector_ln_eps"),
     )
     section.fixed("mm_hidden_size", vision.vt_hidden_size)
-    if vision.qkv_hidden_size % vision.vt_num_attention_heads:
-        section.refuse("qkv_hidden_size", vision.qkv_hidden_size, "a multiple of vt_num_attention_heads")
+    # a head's channels turn in fours: a pair by the column, a pair by the row
+    if vision.qkv_hidden_size % (4 * vision.vt_num_attention_heads):
+        section.refuse("qkv_hidden_size", vision.qkv_hidden_size, "a multiple of 4 * vt_num_attention_heads")
     section.finish()
     return vision

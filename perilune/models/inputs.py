@@ -42,6 +42,8 @@ class ForwardBatch:
     num_decodes: int
     logits_rows: Tensor  # [R], tokens whose logits are wanted
     cache: Mapping[str, Tensor] | None
+    image_rows: Tensor | None = None  # [I], tokens whose embedding is a row of a picture
+    image_embeddings: Tensor | None = None  # [I, D] in the compute dtype
 
     @staticmethod
     def whole(token_ids: Tensor, logits_rows: Tensor | None = None) -> "ForwardBatch":

@@ -1,4 +1,4 @@
-"""The text model: embedding, decoder layers, last mix and norm, logits; and building it from a checkpoint's tensors."""
+"""The model: embedding, decoder layers, last mix and norm, logits; and building it from a checkpoint's tensors."""
 
 from collections.abc import Mapping
 
@@ -14,6 +14,7 @@ from perilune.models.block import DecoderLayer, MixingQuery
 from perilune.models.inputs import ForwardBatch
 from perilune.models.layers import Embedding, Linear, RMSNorm, Weight
 from perilune.models.moe import Experts, Router, TrainableExperts
+from perilune.models.vision import VisionModel
 from perilune.ops.linear import ChannelScaled, LinearWeight, multiplies_bfloat16_with
 from perilune.ops.moe import DenseExpert, PackedExpert
 
@@ -44,6 +45,8 @@ class Backbone(nn.Module):
         """-> final normed hidden states of the wanted rows, [R, D]."""
         bank: list[Tensor] = []
         prefix = self.embed_tokens(batch.token_ids)
+        if batch.image_rows is not None:
+            prefix[batch.image_rows] = batch.image_embeddings
         for layer in self.layers:
             bank, prefix = layer(bank, prefix, batch)
         wanted = [candidate[batch.logits_rows] for candidate in (*bank, prefix)]
@@ -52,13 +55,17 @@ class Backbone(nn.Module):
 
 
 class KimiModel(nn.Module):
-    """Kimi K3 or K3.1 Pro, text. `experts` holds one expert module per layer, None for dense layers."""
+    """Kimi K3 or K3.1 Pro. `experts` holds one expert module per layer, None for dense layers.
+
+    `vision` makes the rows that `ForwardBatch.image_embeddings` brings; None where the checkpoint has no tower.
+    """
 
     def __init__(self, config: ModelConfig, eps: NormEps, experts: list[nn.Module | None], dtype: torch.dtype):
         super().__init__()
         self.config, self.dtype = config, dtype
         self.model = Backbone(config, eps, experts, dtype)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype)
+        self.vision = None if config.vision is None else VisionModel(config.vision, eps.vision, dtype)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """-> logits [R, vocab] of `batch.logits_rows` in the compute dtype."""
@@ -92,7 +99,7 @@ def build_model(
     *,
     int8_activations: bool = False,
 ) -> KimiModel:
-    """Builds the model around a checkpoint's tensors (names without `language_model.`), copying only to change a dtype.
+    """Builds the model around a checkpoint's tensors, by parameter name, copying only to change a dtype.
 
     `state` maps every parameter and expert tensor; a missing one raises CheckpointError. Linears take quantised
     weights too. A float32 model keeps bfloat16 matrices where an op multiplies them as they lie. `int8_activations`
@@ -123,7 +130,7 @@ def build_model(
 
 def _find(state: Mapping[str, LinearWeight], name: str) -> LinearWeight:
     if name not in state:
-        raise CheckpointError(f"the checkpoint has no tensor language_model.{name}")
+        raise CheckpointError(f"the checkpoint has no tensor for the parameter {name}")
     return state[name]
 
 

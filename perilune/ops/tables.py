@@ -12,6 +12,7 @@ from perilune.ops.mla import cases as mla
 from perilune.ops.moe import cases as moe
 from perilune.ops.mxfp4 import cases as mxfp4
 from perilune.ops.norm import cases as norm
+from perilune.ops.vision import cases as vision
 
 CASE_TABLES: dict[str, CaseTable[Any]] = {
     **attn_res.TABLES,
@@ -23,4 +24,5 @@ CASE_TABLES: dict[str, CaseTable[Any]] = {
     **moe.TABLES,
     **mxfp4.TABLES,
     **norm.TABLES,
+    **vision.TABLES,
 }

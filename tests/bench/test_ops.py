@@ -32,6 +32,8 @@ SMALL = {
     "_ROW": 128,
     "_TOPK": 32,
     "_INDEX_WIDTH": 32,
+    "_PATCHES": (4, 12),
+    "_TOWER_INNER": 32,
 }
 
 

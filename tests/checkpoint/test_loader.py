@@ -73,12 +73,15 @@ def test_a_missing_indexer_bias_comes_as_zeros(micro_checkpoint, config, tmp_pat
     assert not bias.any()
 
 
-def test_vision_tensors_are_checked_but_not_mapped(tmp_path):
+def test_vision_tensors_are_mapped_below_their_own_prefix(tmp_path):
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_experts": 4, "vocab_size": 512}
     config = preset_config("tiny", "k3", has_vision=True, sizes=sizes)
     write_checkpoint(tmp_path, config, random_tensors(config, 0))
     state = load_state(tmp_path, config)
-    assert all(name.startswith(("model.", "lm_head.")) for name in state)
+    vision = {name for name in state if not name.startswith(("model.", "lm_head."))}
+    assert len(vision) == 24
+    assert all(name.startswith(("vision.vision_tower.", "vision.mm_projector.")) for name in vision)
+    assert state["vision.vision_tower.patch_embed.proj.weight"].shape == (64, 3, 14, 14)
 
 
 def overwrite(checkpoint, name, offset, value):

@@ -5,7 +5,7 @@ import torch
 
 from perilune.checkpoint.index import INDEX_NAME, read_index
 from perilune.checkpoint.loader import load_state
-from perilune.checkpoint.names import Part, tensor_table
+from perilune.checkpoint.names import Part, parameter_name, tensor_table
 from perilune.checkpoint.random_init import random_tensors
 from perilune.checkpoint.writer import released_tensors, write_checkpoint
 from perilune.config.parse import load_model_config
@@ -26,9 +26,8 @@ def test_what_is_written_in_any_order_is_read_back(tmp_path, config):
     write_checkpoint(tmp_path, config, reversed(tensors.items()))
     assert load_model_config(tmp_path) == config
     state = load_state(tmp_path, config, check_scales=True)
-    text = {name: tensor for name, tensor in tensors.items() if name.startswith("language_model.")}
-    assert state.keys() == {name.removeprefix("language_model.") for name in text}
-    assert all(torch.equal(state[name.removeprefix("language_model.")], tensor) for name, tensor in text.items())
+    assert state.keys() == {parameter_name(name) for name in tensors}
+    assert all(torch.equal(state[parameter_name(name)], tensor) for name, tensor in tensors.items())
 
 
 def test_the_reference_library_reads_what_is_written(tmp_path, config):

@@ -131,7 +131,7 @@ def test_unpacked_experts_equal_packed_ones(config, state, dtype, tolerance):
 def test_a_missing_tensor_is_named(config, state, name):
     without = {key: tensor for key, tensor in state.items() if key != name}
     assert len(without) == len(state) - 1
-    with pytest.raises(CheckpointError, match=f"no tensor language_model.{name}$"):
+    with pytest.raises(CheckpointError, match=f"no tensor for the parameter {name}$"):
         build_model(config, without, NormEps(), torch.float32)
 
 

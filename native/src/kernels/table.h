@@ -13,6 +13,7 @@
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/quantize.h"
+#include "kernels/vision.h"
 
 namespace perilune::PERILUNE_ISA {
 
@@ -36,6 +37,8 @@ const Kernels table = {
     /* mla_prefill */ mla_prefill,
     /* mla_decode */ mla_decode,
     /* indexer_topk */ indexer_topk,
+    /* patch_attention */ patch_attention,
+    /* gelu_tanh */ gelu_tanh,
     /* dots */ dots,
 };
 
