@@ -1,5 +1,6 @@
 // The Python face of the core: integer addresses and sizes in, nothing out. Knows no torch.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -10,11 +11,45 @@
 #include <vector>
 
 #include "perilune.h"
+#include "program.h"
 
 namespace nb = nanobind;
-using namespace perilune;
 
-namespace {
+// Inside, `kernels` is the one of this file.
+namespace perilune::bindings {
+
+// The kernels as the functions of this file call them: none of them goes past a recording.
+struct Calls {
+  Recorded<LinearArgs> linear{"linear", &Kernels::linear};
+  Recorded<QuantizeArgs> quantize_rows{"quantize_rows", &Kernels::quantize_rows};
+  Recorded<RouteArgs> moe_route{"moe_route", &Kernels::moe_route};
+  Recorded<ExpertsArgs> moe_experts{"moe_experts", &Kernels::moe_experts};
+  Recorded<SituArgs> situ{"situ", &Kernels::situ};
+  Recorded<RmsNormArgs> rms_norm{"rms_norm", &Kernels::rms_norm};
+  Recorded<GatedRmsNormArgs> gated_rms_norm{"gated_rms_norm", &Kernels::gated_rms_norm};
+  Recorded<LayerNormArgs> layer_norm{"layer_norm", &Kernels::layer_norm};
+  Recorded<EmbedArgs> embed_rows{"embed_rows", &Kernels::embed_rows};
+  Recorded<StoreArgs> store_rows{"store_rows", &Kernels::store_rows};
+  Recorded<PairArgs> add_rows{"add_rows", &Kernels::add_rows};
+  Recorded<PairArgs> gate_rows{"gate_rows", &Kernels::gate_rows};
+  Recorded<ScaleArgs> scale_rows{"scale_rows", &Kernels::scale_rows};
+  Recorded<AttnResArgs> attn_res_mix{"attn_res_mix", &Kernels::attn_res_mix};
+  Recorded<ConvArgs> short_conv{"short_conv", &Kernels::short_conv};
+  Recorded<DecayArgs> kda_decay{"kda_decay", &Kernels::kda_decay};
+  Recorded<KdaArgs> kda_recurrent{"kda_recurrent", &Kernels::kda_recurrent};
+  Recorded<KdaArgs> kda_chunk{"kda_chunk", &Kernels::kda_chunk};
+  Recorded<KdaMixArgs> kda_mix{"kda_mix", &Kernels::kda_mix};
+  Recorded<MlaArgs> mla_prefill{"mla_prefill", &Kernels::mla_prefill};
+  Recorded<MlaArgs> mla_decode{"mla_decode", &Kernels::mla_decode};
+  Recorded<IndexerArgs> indexer_topk{"indexer_topk", &Kernels::indexer_topk};
+  Recorded<PatchAttentionArgs> patch_attention{"patch_attention", &Kernels::patch_attention};
+  Recorded<GeluArgs> gelu_tanh{"gelu_tanh", &Kernels::gelu_tanh};
+};
+
+const Calls& kernels() {
+  static const Calls calls;
+  return calls;
+}
 
 using Address = uintptr_t;
 using Int = int64_t;
@@ -93,8 +128,9 @@ void situ(Address gate, Address up, int type, Int count, float beta, float linea
 }
 
 void rms_norm(Address x, int type, Int rows, Int columns, Int stride, Address weight, int weight_type, float eps,
-              Address y) {
-  kernels().rms_norm({from(x), type_of(type), rows, columns, stride, from(weight), type_of(weight_type), eps, at(y)});
+              Address y, Int passed) {
+  kernels().rms_norm(
+      {from(x), type_of(type), rows, columns, stride, from(weight), type_of(weight_type), eps, at(y), passed});
 }
 
 void gated_rms_norm(Address x, Address gate, int type, Int rows, Int columns, Address weight, float eps, Address y) {
@@ -104,7 +140,28 @@ void gated_rms_norm(Address x, Address gate, int type, Int rows, Int columns, Ad
 void layer_norm(Address x, int type, Int rows, Int columns, Address weight, Address bias, int weight_type, float eps,
                 Address y) {
   kernels().layer_norm(
-      {from(x), type_of(type), rows, columns, from(weight), from(bias), type_of(weight_type), eps, at<float>(y)});
+      {from(x), type_of(type), rows, columns, from(weight), from(bias), type_of(weight_type), eps, at(y)});
+}
+
+void embed_rows(Address weight, int weight_type, Int num_rows, Int columns, Address ids, Int tokens, Address y,
+                int type) {
+  kernels().embed_rows({from(weight), type_of(weight_type), num_rows, columns, from<int64_t>(ids), tokens, at(y),
+                        type_of(type)});
+}
+
+void store_rows(Address x, int type, Int tokens, Int columns, Address slots, Address pool, int pool_type,
+                Int num_rows) {
+  kernels().store_rows({from(x), type_of(type), tokens, columns, from<int64_t>(slots), at(pool), type_of(pool_type),
+                        num_rows});
+}
+
+template <Recorded<PairArgs> Calls::*kernel>
+void pair(Address x, Address z, int type, Int count, Address y) {
+  (kernels().*kernel)({from(x), from(z), type_of(type), count, at(y)});
+}
+
+void scale_rows(Address x, int type, Int count, float factor, Address y) {
+  kernels().scale_rows({from(x), type_of(type), count, factor, at<float>(y)});
 }
 
 void attn_res_mix(const std::vector<Address>& candidates, int type, Int tokens, Int columns, Address query,
@@ -127,7 +184,7 @@ void kda_decay(Address z, int type, Int tokens, Int heads, Int width, Address a_
                        lower_bound, at<float>(g)});
 }
 
-template <void (*Kernels::*kernel)(const KdaArgs&)>
+template <Recorded<KdaArgs> Calls::*kernel>
 void kda(Address q, Address k, Address v, int type, Int heads, Int width, Int q_stride, Int k_stride, Int v_stride,
          Address g, Address beta, float l2_eps, Address state, const SequencesTuple& sequences_given, Address o) {
   (kernels().*kernel)({from(q), from(k), from(v), type_of(type), heads, width, q_stride, k_stride, v_stride,
@@ -144,7 +201,7 @@ void kda_mix(Address q, Address k, Address v, Address z, Address beta, Address g
                      at(conv_state), type_of(conv_type), sequences(sequences_given), at(o)});
 }
 
-template <void (*Kernels::*kernel)(const MlaArgs&)>
+template <Recorded<MlaArgs> Calls::*kernel>
 void mla(Address q, int type, Int q_stride, const PagesTuple& pages_given, int row_type,
          const SequencesTuple& sequences_given, Address w_uk, Address w_uv, int weight_type, Int uk_stride,
          Int uv_stride, Int heads, Int key, Int shared, Int latent, Int value, float scale, Address selected,
@@ -170,13 +227,15 @@ void gelu_tanh(Address x, int type, Int count, Address y) {
   kernels().gelu_tanh({from(x), type_of(type), count, at(y)});
 }
 
-}  // namespace
+}  // namespace perilune::bindings
 
 NB_MODULE(_native, m) {
   m.doc() = "The native core: see native/include/perilune.h for what each function does.";
   // Every kernel runs without the interpreter lock: it touches no Python object.
   const auto free = nb::call_guard<nb::gil_scoped_release>();
-  m.def("isa", [] { return std::string(kernels().isa); });
+  using namespace perilune;
+  using namespace perilune::bindings;
+  m.def("isa", [] { return std::string(perilune::kernels().isa); });
   m.def("available_isas", isas);
   m.def("use_isa", [](const std::string& name) { return use_isa(name.c_str()); });
   m.def("num_threads", num_threads);
@@ -191,15 +250,28 @@ NB_MODULE(_native, m) {
   m.def("rms_norm", rms_norm, free);
   m.def("gated_rms_norm", gated_rms_norm, free);
   m.def("layer_norm", layer_norm, free);
+  m.def("embed_rows", embed_rows, free);
+  m.def("store_rows", store_rows, free);
+  m.def("add_rows", pair<&Calls::add_rows>, free);
+  m.def("gate_rows", pair<&Calls::gate_rows>, free);
+  m.def("scale_rows", scale_rows, free);
   m.def("attn_res_mix", attn_res_mix, free);
   m.def("short_conv", short_conv, free);
   m.def("kda_decay", kda_decay, free);
-  m.def("kda_recurrent", kda<&Kernels::kda_recurrent>, free);
-  m.def("kda_chunk", kda<&Kernels::kda_chunk>, free);
+  m.def("kda_recurrent", kda<&Calls::kda_recurrent>, free);
+  m.def("kda_chunk", kda<&Calls::kda_chunk>, free);
   m.def("kda_mix", kda_mix, free);
-  m.def("mla_prefill", mla<&Kernels::mla_prefill>, free);
-  m.def("mla_decode", mla<&Kernels::mla_decode>, free);
+  m.def("mla_prefill", mla<&Calls::mla_prefill>, free);
+  m.def("mla_decode", mla<&Calls::mla_decode>, free);
   m.def("indexer_topk", indexer_topk, free);
   m.def("patch_attention", patch_attention, free);
   m.def("gelu_tanh", gelu_tanh, free);
+
+  nb::class_<Program>(m, "Program")
+      .def(nb::init<>())
+      .def("begin", &Program::begin)
+      .def_static("end", &Program::end)
+      .def("__len__", &Program::size);
+  m.def("replay", [](const Program& program) { program.run(); }, free);
+  m.def("replay_timed", [](const Program& program) { return program.run_timed(); });
 }

@@ -141,7 +141,8 @@ struct SituArgs {
   void* y;
 };
 
-// y = rms(x) rounded to `type`, times weight; x [rows, columns] with `stride` elements from row to row.
+// y = rms(x) rounded to `type`, times weight; x [rows, columns] with `stride` elements from row to row. `passed` further
+// columns of each row follow unchanged: y [rows, columns + passed].
 struct RmsNormArgs {
   const void* x;
   Type type;
@@ -150,6 +151,7 @@ struct RmsNormArgs {
   Type weight_type;
   float eps;
   void* y;
+  int64_t passed = 0;
 };
 
 // y = rms(x) * weight * sigmoid(gate), float32 inside; x, gate, y [rows, columns] of `type`.
@@ -163,7 +165,7 @@ struct GatedRmsNormArgs {
   void* y;
 };
 
-// y float32 [rows, columns] = LayerNorm(x) with biased variance; bias may be null.
+// y [rows, columns] of `type` = LayerNorm(x) with biased variance; bias may be null.
 struct LayerNormArgs {
   const void* x;
   Type type;
@@ -172,6 +174,46 @@ struct LayerNormArgs {
   const void* bias;
   Type weight_type;
   float eps;
+  void* y;
+};
+
+// y [tokens, columns] of `type` = rows `ids` [tokens] of weight [num_rows, columns], f32 or bf16.
+struct EmbedArgs {
+  const void* weight;
+  Type weight_type;
+  int64_t num_rows, columns;
+  const int64_t* ids;
+  int64_t tokens;
+  void* y;
+  Type type;
+};
+
+// Row slots[t] of pool [num_rows, columns] becomes row t of x [tokens, columns].
+struct StoreArgs {
+  const void* x;
+  Type type;
+  int64_t tokens, columns;
+  const int64_t* slots;
+  void* pool;
+  Type pool_type;
+  int64_t num_rows;
+};
+
+// `count` elements of x and z, of the same type as y: x + z, or x times the sigmoid of z, which is rounded first.
+struct PairArgs {
+  const void* x;
+  const void* z;
+  Type type;
+  int64_t count;
+  void* y;
+};
+
+// y float32 = x * factor, `count` elements.
+struct ScaleArgs {
+  const void* x;
+  Type type;
+  int64_t count;
+  float factor;
   float* y;
 };
 
@@ -338,6 +380,11 @@ struct Kernels {
   void (*rms_norm)(const RmsNormArgs&);
   void (*gated_rms_norm)(const GatedRmsNormArgs&);
   void (*layer_norm)(const LayerNormArgs&);
+  void (*embed_rows)(const EmbedArgs&);
+  void (*store_rows)(const StoreArgs&);
+  void (*add_rows)(const PairArgs&);
+  void (*gate_rows)(const PairArgs&);
+  void (*scale_rows)(const ScaleArgs&);
   void (*attn_res_mix)(const AttnResArgs&);
   void (*short_conv)(const ConvArgs&);
   void (*kda_decay)(const DecayArgs&);

@@ -1,6 +1,6 @@
 """Bench cases of the ops that work on rows of activations: norms, residual mix, SiTU, GELU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -10,6 +10,7 @@ from perilune.ops.attn_res import cases as attn_res
 from perilune.ops.case import tensors_in
 from perilune.ops.moe import cases as moe
 from perilune.ops.norm import cases as norm
+from perilune.ops.rows import cases as rows
 from perilune.ops.vision import cases as vision
 
 _SHARED_INNER = 6144
@@ -64,6 +65,17 @@ def gelu_tanh(generator: torch.Generator) -> Iterator[BenchCase]:
         yield _cached("gelu_tanh", f"{patches} patches", vision.gelu_arguments(case, generator))
 
 
+def _rows(op: str, arguments: Callable[[rows.RowCase, torch.Generator], tuple[object, ...]]) -> Builder:
+    """Rows of the hidden size."""
+
+    def build(generator: torch.Generator) -> Iterator[BenchCase]:
+        for tokens in TOKENS:
+            case = rows.RowCase(name="", rows=tokens, width=HIDDEN).in_bfloat16()
+            yield _cached(op, f"{tokens} tokens", arguments(case, generator))
+
+    return build
+
+
 BUILDERS: dict[str, Builder] = {
     "rms_norm": rms_norm,
     "gated_rms_norm": gated_rms_norm,
@@ -71,4 +83,9 @@ BUILDERS: dict[str, Builder] = {
     "layer_norm": layer_norm,
     "attn_res_mix": attn_res_mix,
     "situ": situ,
+    "embed_rows": _rows("embed_rows", rows.embed_rows_arguments),
+    "store_rows": _rows("store_rows", rows.store_rows_arguments),
+    "add_rows": _rows("add_rows", rows.pair_arguments),
+    "gate_rows": _rows("gate_rows", rows.pair_arguments),
+    "scale_rows": _rows("scale_rows", rows.scale_rows_arguments),
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 from perilune.cache.spec import CacheGroupSpec
 from perilune.cache.storage import CacheStorage
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
+from perilune.engine.replay import ReplayedSteps, fill_table_row
 from perilune.models.inputs import ForwardBatch
 from perilune.ops.threads import torch_stands_back
 from perilune.sampling.logprobs import SampledToken, SamplingFailure, TokenLogprob
@@ -23,34 +24,41 @@ class LanguageModel(Protocol):
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]: ...
 
+    def way(self, longest: int) -> int:
+        """Passes of equal sizes take the same ops if their longest sequences, in rows, have the same number here."""
+
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """Logits [R, vocab_size] of `batch.logits_rows`; writes the cache."""
 
 
 class ModelRunner:
-    """Runs planned steps; owns the cache's tensors and keeps nothing else between steps."""
+    """Runs planned steps; owns the cache's tensors, and keeps between steps only how to replay them."""
 
     def __init__(self, model: LanguageModel, storage: CacheStorage, *, block_size: int):
         self._model = model
         self._storage = storage
         self._block_size = block_size
+        self._replayed = ReplayedSteps(model, model.way, block_size)
         self._sampler = Sampler()
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step: writes the cache of its sequences and chooses tokens for those that need one."""
         self._storage.zero_slots([item.state_slot for item in batch.sequences if item.num_computed_tokens == 0])
         with torch_stands_back(), torch.inference_mode():
-            logits_RV = self._model(self._forward_batch(batch))
+            logits_RV = self._replayed.run(batch, self._forward_batch)
+            if logits_RV is None:
+                logits_RV = self._model(self._forward_batch(batch, _widest(batch.sequences)))
             return self._result(batch.sequences, logits_RV)
 
     def erase_blocks(self, block_ids: Sequence[int]) -> None:
         """Clear blocks that may hold values which are not finite, before others get them."""
         self._storage.zero_blocks(block_ids)
 
-    def _forward_batch(self, batch: ScheduledBatch) -> ForwardBatch:
+    def _forward_batch(self, batch: ScheduledBatch, width: int) -> ForwardBatch:
+        """The inputs of a step, with a block table of `width` columns."""
         sequences = batch.sequences
         cu_seqlens = torch.tensor([0, *(sequence.num_scheduled_tokens for sequence in sequences)]).cumsum(0)
-        block_table_NB = _block_table(sequences)
+        block_table_NB = _block_table(sequences, width)
         pairs = list(zip(sequences, block_table_NB, strict=True))
         starts = zip(sequences, cu_seqlens[:-1].tolist(), strict=True)
         return ForwardBatch(
@@ -109,12 +117,13 @@ def _slot_mapping(sequence: ScheduledSequence, blocks_B: Tensor, block_size: int
     return blocks_B[positions // block_size] * block_size + positions % block_size
 
 
-def _block_table(sequences: Sequence[ScheduledSequence]) -> Tensor:
-    """Block tables as rows [N, B]; short ones are filled up with their own first block, never with another's."""
-    width = max(len(sequence.block_table) for sequence in sequences)
+def _widest(sequences: Sequence[ScheduledSequence]) -> int:
+    return max(len(sequence.block_table) for sequence in sequences)
+
+
+def _block_table(sequences: Sequence[ScheduledSequence], width: int) -> Tensor:
+    """Block tables as rows [N, B]."""
     table_NB = torch.empty((len(sequences), width), dtype=torch.int64)
     for row_B, sequence in zip(table_NB, sequences, strict=True):
-        num_blocks = len(sequence.block_table)
-        row_B[:num_blocks] = torch.tensor(sequence.block_table)
-        row_B[num_blocks:] = sequence.block_table[0]
+        fill_table_row(row_B, sequence.block_table)
     return table_NB

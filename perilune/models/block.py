@@ -54,9 +54,9 @@ class DecoderLayer(nn.Module):
         if self.starts_block:
             bank, prefix = [*bank, prefix], attended
         else:
-            prefix = prefix + attended
+            prefix = ops.add_rows(prefix, attended)
         x = self._mix(bank, prefix, self.mlp_res_query, self.post_attention_layernorm)
-        return bank, prefix + self.feed_forward(x)
+        return bank, ops.add_rows(prefix, self.feed_forward(x))
 
     def _mix(self, bank: list[Tensor], prefix: Tensor, query: "MixingQuery", after: RMSNorm) -> Tensor:
         x: Tensor = ops.attn_res_mix([*bank, prefix], query(), after.weight, self.eps)

@@ -31,7 +31,7 @@ class KeyNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, W] -> [T, W] in x's dtype."""
-        y: Tensor = ops.layer_norm(x, self.weight, self.bias, self.eps).to(x.dtype)
+        y: Tensor = ops.layer_norm(x, self.weight, self.bias, self.eps)
         return y
 
 
@@ -54,7 +54,7 @@ class Indexer(nn.Module):
         are written all the same.
         """
         keys = batch.write_rows(KEY_GROUP, self.index, self.k_norm(k))
-        if int(batch.seq_lens.max()) <= self.config.topk:
+        if batch.longest <= self.config.topk:
             return [None] * len(batch.parts)
         q, weights = self.queries(q_latent), self.head_weights(head_logits)
         return [
@@ -77,4 +77,5 @@ class Indexer(nn.Module):
 
     def head_weights(self, head_logits: Tensor) -> Tensor:
         """head_logits [T, J] -> head weights [T, J] in float32, scaled by (J W)^-0.5."""
-        return head_logits.float() * (self.config.num_heads * self.config.head_dim) ** -0.5
+        y: Tensor = ops.scale_rows(head_logits, (self.config.num_heads * self.config.head_dim) ** -0.5)
+        return y

@@ -11,6 +11,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from perilune import ops
+
 
 @dataclass(frozen=True)
 class Part:
@@ -40,7 +42,7 @@ class ForwardBatch:
     slot_mapping: Tensor  # [T], row of each token: block * block_size + offset
     state_slots: Tensor  # [N]
     num_decodes: int
-    logits_rows: Tensor  # [R], tokens whose logits are wanted
+    logits_rows: Tensor  # [R], tokens whose logits are wanted, ascending and each once
     cache: Mapping[str, Tensor] | None
     image_rows: Tensor | None = None  # [I], tokens whose embedding is a row of a picture
     image_embeddings: Tensor | None = None  # [I, D] in the compute dtype
@@ -62,6 +64,15 @@ class ForwardBatch:
             cache=None,
         )
 
+    @property
+    def wants_all_logits(self) -> bool:
+        return self.logits_rows.shape[0] == self.token_ids.shape[0]
+
+    @cached_property
+    def longest(self) -> int:
+        """Rows of the longest sequence after this pass."""
+        return int(self.seq_lens.max())
+
     @cached_property
     def parts(self) -> tuple[Part, ...]:
         """The decoding sequences and the others; a part without sequences is left out."""
@@ -81,12 +92,17 @@ class ForwardBatch:
             state_slots=self.state_slots[first:last],
         )
 
+    def prepare(self) -> None:
+        """Look now at what passes ask about the contents of the inputs."""
+        assert self.parts
+        assert self.longest
+
     def write_rows(self, group: str, layer: int, rows: Tensor) -> Tensor:
         """Puts rows [T, W] of this pass into a paged group; returns the layer's pool [blocks, block_size, W]."""
         if self.cache is None:
             return rows.view(self.seq_lens.shape[0], -1, rows.shape[-1])
         pool = self.cache[group][layer]
-        pool.view(-1, rows.shape[-1])[self.slot_mapping] = rows.to(pool.dtype)
+        ops.store_rows(pool, self.slot_mapping, rows)
         return pool
 
     def state(self, group: str, layer: int) -> Tensor | None:

@@ -67,7 +67,7 @@ class Weight(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm over the last dim; weight [D]."""
+    """RMSNorm over the last dim's first entries; weight [size], and what follows them is passed on."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype):
         super().__init__()
@@ -90,4 +90,5 @@ class Embedding(nn.Module):
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """token_ids [T] -> [T, D]."""
-        return nn.functional.embedding(token_ids, self.weight).to(self.dtype)
+        y: Tensor = ops.embed_rows(self.weight, token_ids, self.dtype)
+        return y

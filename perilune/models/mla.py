@@ -54,13 +54,13 @@ class MultiHeadLatentAttention(nn.Module):
             place = (part.block_table, part.seq_lens, part.cu_seqlens)
             pieces.append(attend(q[part.tokens], rows, *place, w_uk, w_uv, scale, selected))
         o = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        y: Tensor = self.o_proj(o.flatten(1) * torch.sigmoid(gate))
+        y: Tensor = self.o_proj(ops.gate_rows(o.flatten(1), gate))
         return y
 
     def latent_rows(self, kv_a: Tensor) -> Tensor:
         """kv_a [T, R + shared key width], projected -> what is cached per token, of the same shape."""
-        latent, shared = kv_a.split((self.config.kv_lora_rank, self.config.qk_rope_head_dim), -1)
-        return torch.cat((self.kv_a_layernorm(latent), shared), dim=-1)
+        rows: Tensor = self.kv_a_layernorm(kv_a)
+        return rows
 
     def absorbed_weights(self) -> tuple[Tensor, Tensor]:
         """Key part [H, Dn, R] and value part [H, Dv, R] of kv_b_proj, as views."""

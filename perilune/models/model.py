@@ -49,8 +49,10 @@ class Backbone(nn.Module):
             prefix[batch.image_rows] = batch.image_embeddings
         for layer in self.layers:
             bank, prefix = layer(bank, prefix, batch)
-        wanted = [candidate[batch.logits_rows] for candidate in (*bank, prefix)]
-        x: Tensor = ops.attn_res_mix(wanted, self.output_attn_res_query(), self.norm.weight, self.eps)
+        candidates = [*bank, prefix]
+        if not batch.wants_all_logits:
+            candidates = [candidate[batch.logits_rows] for candidate in candidates]
+        x: Tensor = ops.attn_res_mix(candidates, self.output_attn_res_query(), self.norm.weight, self.eps)
         return x
 
 
@@ -71,6 +73,11 @@ class KimiModel(nn.Module):
         """-> logits [R, vocab] of `batch.logits_rows` in the compute dtype."""
         logits: Tensor = self.lm_head(self.model(batch))
         return logits
+
+    def way(self, longest: int) -> int:
+        """Which way a pass takes whose longest sequence has `longest` rows: equal numbers mean the same ops."""
+        indexer = self.config.indexer
+        return int(indexer is not None and longest > indexer.topk)
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
         """What a sequence keeps between passes."""

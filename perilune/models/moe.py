@@ -102,5 +102,6 @@ class LatentMoE(nn.Module):
         expert_ids, expert_weights = self.gate(x)
         z, gate, up = self.projections(x)
         routed = self.experts(z, expert_ids, expert_weights)
-        y: Tensor = self.routed_expert_up_proj(self.routed_expert_norm(routed)) + self.shared_experts.finish(gate, up)
+        up_routed = self.routed_expert_up_proj(self.routed_expert_norm(routed))
+        y: Tensor = ops.add_rows(up_routed, self.shared_experts.finish(gate, up))
         return y

@@ -4,8 +4,11 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "add_rows": "rows",
     "attn_res_mix": "attn_res",
     "dense_linear": "linear",
+    "embed_rows": "rows",
+    "gate_rows": "rows",
     "gated_rms_norm": "norm",
     "gelu_tanh": "vision",
     "indexer_topk": "indexer",
@@ -24,8 +27,10 @@ _HOMES = {
     "patch_attention": "vision",
     "quantize_rows": "linear",
     "rms_norm": "norm",
+    "scale_rows": "rows",
     "short_conv": "conv",
     "situ": "moe",
+    "store_rows": "rows",
 }
 
 __all__ = sorted(_HOMES)

@@ -12,6 +12,7 @@ from perilune.ops.mla import cases as mla
 from perilune.ops.moe import cases as moe
 from perilune.ops.mxfp4 import cases as mxfp4
 from perilune.ops.norm import cases as norm
+from perilune.ops.rows import cases as rows
 from perilune.ops.vision import cases as vision
 
 CASE_TABLES: dict[str, CaseTable[Any]] = {
@@ -24,5 +25,6 @@ CASE_TABLES: dict[str, CaseTable[Any]] = {
     **moe.TABLES,
     **mxfp4.TABLES,
     **norm.TABLES,
+    **rows.TABLES,
     **vision.TABLES,
 }

@@ -50,6 +50,9 @@ class CountingModel:
         self.batches = []
         self.inference_modes = []
 
+    def way(self, longest):
+        return 0
+
     def cache_groups(self):
         return (
             CacheGroupSpec("rows", "paged", num_layers=1, row_shape=(2,), dtype="float32"),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 
 #include "perilune.h"
 #include "simd/math.h"
@@ -39,9 +40,12 @@ inline void rms_norm(const RmsNormArgs& args) {
       using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;
       using W = std::remove_const_t<std::remove_pointer_t<decltype(w)>>;
       parallel((args.rows + step - 1) / step, [&](int64_t chunk) {
-        for (int64_t row = chunk * step; row < args.rows && row < (chunk + 1) * step; ++row)
-          rms_norm_row(static_cast<const E*>(args.x) + row * args.stride, static_cast<const W*>(args.weight),
-                       args.columns, args.eps, static_cast<E*>(args.y) + row * args.columns);
+        for (int64_t row = chunk * step; row < args.rows && row < (chunk + 1) * step; ++row) {
+          const E* x = static_cast<const E*>(args.x) + row * args.stride;
+          E* y = static_cast<E*>(args.y) + row * (args.columns + args.passed);
+          rms_norm_row(x, static_cast<const W*>(args.weight), args.columns, args.eps, y);
+          std::memcpy(y + args.columns, x + args.columns, static_cast<size_t>(args.passed) * sizeof(E));
+        }
       });
     });
   });
@@ -72,7 +76,7 @@ inline void gated_rms_norm(const GatedRmsNormArgs& args) {
 
 // y = (x - mean) / sqrt(variance + eps) * weight + bias, bias may be null
 template <typename E, typename W>
-void layer_norm_row(const E* x, const W* weight, const W* bias, int64_t columns, float eps, float* y) {
+void layer_norm_row(const E* x, const W* weight, const W* bias, int64_t columns, float eps, E* y) {
   F total = zero();
   for_vectors(columns, [&](auto load, auto, int64_t i) { total = add(total, load(x + i)); });
   float means[kLanes];
@@ -98,7 +102,8 @@ inline void layer_norm(const LayerNormArgs& args) {
       parallel((args.rows + step - 1) / step, [&](int64_t chunk) {
         for (int64_t row = chunk * step; row < args.rows && row < (chunk + 1) * step; ++row)
           layer_norm_row(static_cast<const E*>(args.x) + row * args.columns, static_cast<const W*>(args.weight),
-                         static_cast<const W*>(args.bias), args.columns, args.eps, args.y + row * args.columns);
+                         static_cast<const W*>(args.bias), args.columns, args.eps,
+                         static_cast<E*>(args.y) + row * args.columns);
       });
     });
   });

@@ -13,6 +13,7 @@
 #include "kernels/moe.h"
 #include "kernels/norm.h"
 #include "kernels/quantize.h"
+#include "kernels/rows.h"
 #include "kernels/vision.h"
 
 namespace perilune::PERILUNE_ISA {
@@ -28,6 +29,11 @@ const Kernels table = {
     /* rms_norm */ rms_norm,
     /* gated_rms_norm */ gated_rms_norm,
     /* layer_norm */ layer_norm,
+    /* embed_rows */ embed_rows,
+    /* store_rows */ store_rows,
+    /* add_rows */ add_rows,
+    /* gate_rows */ gate_rows,
+    /* scale_rows */ scale_rows,
     /* attn_res_mix */ attn_res_mix,
     /* short_conv */ short_conv,
     /* kda_decay */ kda_decay,

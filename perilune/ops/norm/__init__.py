@@ -1,9 +1,10 @@
 """Norms, computed in float32.
 
-rms_norm(x, weight, eps): x [..., D], weight [D]; the normed value is rounded to x's dtype before the weight is applied.
+rms_norm(x, weight, eps): x [..., D], weight [W]; the normed value is rounded to x's dtype before the weight is applied.
+    The first W columns are normed, those after them passed on unchanged.
 gated_rms_norm(x, weight, gate, eps): x [..., D], weight [D] f32, gate [..., D]; rms(x) * weight * sigmoid(gate),
     rounded to x's dtype once, at the end.
-layer_norm(x, weight, bias, eps): mean-subtracting, biased variance; result stays float32.
+layer_norm(x, weight, bias, eps): mean-subtracting, biased variance; rounded to x's dtype once, at the end.
 """
 
 from perilune.ops._native import register

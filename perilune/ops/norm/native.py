@@ -10,9 +10,10 @@ from perilune.ops.registry import OpKey
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See the package's contract."""
     x = x.contiguous()
-    y, columns = torch.empty_like(x), x.shape[-1]
-    rows = x.numel() // columns
-    core().rms_norm(address(x), code(x), rows, columns, columns, address(weight), code(weight), eps, address(y))
+    y, stride, columns = torch.empty_like(x), x.shape[-1], weight.shape[0]
+    rows = x.numel() // stride
+    own = (address(weight), code(weight), eps)
+    core().rms_norm(address(x), code(x), rows, columns, stride, *own, address(y), stride - columns)
     return y
 
 
@@ -39,7 +40,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     """See the package's contract."""
     x, weight = x.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.to(weight.dtype).contiguous()
-    y, columns = torch.empty_like(x, dtype=torch.float32), x.shape[-1]
+    y, columns = torch.empty_like(x), x.shape[-1]
     core().layer_norm(
         address(x),
         code(x),

@@ -6,9 +6,10 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., D] / sqrt(mean(x^2) + eps) in float32, rounded to x's dtype, then times weight [D]."""
-    normed = F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
-    return normed * weight
+    """x [..., W] / sqrt(mean(x^2) + eps) in float32, rounded to x's dtype, times weight [W]; further columns follow."""
+    width = weight.shape[0]
+    normed = F.rms_norm(x[..., :width].float(), (width,), eps=eps).to(x.dtype) * weight
+    return normed if x.shape[-1] == width else torch.cat((normed, x[..., width:]), dim=-1)
 
 
 def gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
@@ -18,5 +19,6 @@ def gated_rms_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tenso
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """LayerNorm over the last dim with biased variance; x [..., D] -> float32 [..., D]."""
-    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), None if bias is None else bias.float(), eps)
+    """LayerNorm over the last dim with biased variance; x [..., D] -> [..., D] in x's dtype."""
+    y = F.layer_norm(x.float(), x.shape[-1:], weight.float(), None if bias is None else bias.float(), eps)
+    return y.to(x.dtype)

@@ -1,0 +1,105 @@
+"""Steps in which every sequence computes one token, replayed from a recording instead of run through the model.
+
+The inputs of such a step lie in the same tensors each time; only what is in them changes. A recording holds for a
+number of sequences, a width of the block table, and lengths for which the model takes the same way.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from perilune.engine.batch import ScheduledBatch, ScheduledSequence
+from perilune.models.inputs import ForwardBatch
+from perilune.ops.recording import Arena, record, replay
+
+_LOG = logging.getLogger(__name__)
+
+# What a model computes once and keeps refuses its first recording.
+_TRIALS = 2
+# A block table grows to this width, and then doubles, before a step is recorded anew.
+_NARROWEST = 16
+
+
+class _Key(NamedTuple):
+    num_sequences: int
+    width: int
+    way: int
+
+
+@dataclass
+class _Step:
+    """A recorded step: its inputs, whose contents are exchanged, its program and the logits it writes."""
+
+    batch: ForwardBatch
+    program: Any
+    logits: Tensor
+    tables: list[tuple[int, ...]]
+
+    def run(self, sequences: Sequence[ScheduledSequence], block_size: int) -> Tensor:
+        """-> logits [N, V], overwritten by the next step."""
+        batch = self.batch
+        batch.token_ids.copy_(torch.tensor([sequence.token_ids[0] for sequence in sequences]))
+        batch.seq_lens.copy_(torch.tensor([sequence.seq_len for sequence in sequences]))
+        batch.state_slots.copy_(torch.tensor([sequence.state_slot for sequence in sequences]))
+        batch.slot_mapping.copy_(torch.tensor([_slot(sequence, block_size) for sequence in sequences]))
+        for index, sequence in enumerate(sequences):
+            if self.tables[index] != sequence.block_table:
+                self.tables[index] = sequence.block_table
+                fill_table_row(batch.block_table[index], sequence.block_table)
+        replay(self.program)
+        return self.logits
+
+
+class ReplayedSteps:
+    """Runs a model's one-token steps. `way(longest)` numbers the ways that the model takes by its longest sequence."""
+
+    def __init__(self, model: Callable[[ForwardBatch], Tensor], way: Callable[[int], int], block_size: int):
+        self._model = model
+        self._way = way
+        self._block_size = block_size
+        self._arena = Arena()
+        self._steps: dict[_Key, _Step] = {}
+        self._refusals: Counter[_Key] = Counter()
+
+    def run(self, plan: ScheduledBatch, build: Callable[[ScheduledBatch, int], ForwardBatch]) -> Tensor | None:
+        """Logits [N, V] of a step, or None where it must be run as any other: it is no such step, or does not replay.
+
+        `build(plan, width)` makes the inputs with a block table of `width` columns.
+        """
+        sequences = plan.sequences
+        if not all(item.num_scheduled_tokens == 1 and item.logits_rows == [0] for item in sequences):
+            return None
+        longest = max(sequence.seq_len for sequence in sequences)
+        width = max(_NARROWEST, 1 << (max(len(item.block_table) for item in sequences) - 1).bit_length())
+        key = _Key(len(sequences), width, self._way(longest))
+        step = self._steps.get(key)
+        if step is not None:
+            return step.run(sequences, self._block_size)
+        return self._record(key, plan, build(plan, width)) if self._refusals[key] < _TRIALS else None
+
+    def _record(self, key: _Key, plan: ScheduledBatch, batch: ForwardBatch) -> Tensor:
+        batch.prepare()
+        recording = record(lambda: self._model(batch), self._arena)
+        if recording.program is None:
+            self._refusals[key] += 1
+            _LOG.debug("steps of %s are not replayed: %s", key, recording.refusal)
+        else:
+            tables = [sequence.block_table for sequence in plan.sequences]
+            self._steps[key] = _Step(batch, recording.program, self._arena.alias(recording.result), tables)
+        return recording.result
+
+
+def fill_table_row(row_B: Tensor, blocks: Sequence[int]) -> None:
+    """A sequence's blocks in order, then its own first block, never another sequence's."""
+    row_B[: len(blocks)] = torch.tensor(blocks)
+    row_B[len(blocks) :] = blocks[0]
+
+
+def _slot(sequence: ScheduledSequence, block_size: int) -> int:
+    position = sequence.num_computed_tokens
+    return sequence.block_table[position // block_size] * block_size + position % block_size

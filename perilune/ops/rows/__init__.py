@@ -1,0 +1,37 @@
+"""Rows of activations between the heavy ops.
+
+embed_rows(weight, ids, dtype) -> y [T, D] in dtype: rows ids [T] of weight [V, D]. IndexError for an id past its end.
+store_rows(pool, slots, rows): row slots[t] of pool [..., D], counted over all leading dims, becomes rows[t] [T, D],
+    rounded to the pool's dtype; in place.
+add_rows(x, z) -> x + z, both of one shape and dtype.
+gate_rows(x, gate) -> x * sigmoid(gate), both of one shape and dtype; the sigmoid is rounded to it too.
+scale_rows(x, factor) -> x * factor in float32.
+"""
+
+import torch
+
+from perilune.ops._native import register
+from perilune.ops.registry import Op, OpKey, tensor_key
+from perilune.ops.rows import native, reference
+
+
+def _embed_key(weight: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype) -> OpKey:
+    device, dtypes, sizes, needs_grad = tensor_key(weight, ids, sizes=weight.shape)
+    return OpKey(device, (*dtypes, dtype), sizes, needs_grad)
+
+
+embed_rows = Op("embed_rows", reference.embed_rows, key=_embed_key)
+store_rows = Op(
+    "store_rows",
+    reference.store_rows,
+    key=lambda pool, slots, rows: tensor_key(pool, slots, rows, sizes=(rows.shape[-1], pool.is_contiguous())),
+)
+add_rows = Op("add_rows", reference.add_rows, key=lambda x, z: tensor_key(x, z))
+gate_rows = Op("gate_rows", reference.gate_rows, key=lambda x, gate: tensor_key(x, gate))
+scale_rows = Op("scale_rows", reference.scale_rows, key=lambda x, factor: tensor_key(x))
+
+register(embed_rows, native.embed_rows, native.supports_embed_rows)
+register(store_rows, native.store_rows, native.supports_store_rows)
+register(add_rows, native.add_rows, native.supports_pair)
+register(gate_rows, native.gate_rows, native.supports_pair)
+register(scale_rows, native.scale_rows, native.supports_scale_rows)

@@ -1,0 +1,66 @@
+import pytest
+import torch
+
+from perilune import ops
+from tests.ops.calls import assert_close, assert_gradients_agree, call, case_named, cases, make_arguments
+
+
+@cases("embed_rows")
+def test_embedded_rows_are_those_of_the_weight(op_name, case):
+    weight, ids, dtype = make_arguments(op_name, case)
+    y, _ = call(op_name, (weight, ids, dtype))
+    assert y.dtype is case.dtype
+    assert [row.tolist() for row in y.double()] == [weight[i].to(dtype).double().tolist() for i in ids.tolist()]
+
+
+@cases("store_rows")
+def test_stored_rows_replace_those_of_their_slots_and_no_others(op_name, case):
+    given = make_arguments(op_name, case)
+    _, (pool, slots, rows) = call(op_name, given)
+    width = rows.shape[1]
+    expected = given[0].clone().view(-1, width)
+    for slot, row in zip(slots.tolist(), rows, strict=True):
+        expected[slot] = row.to(pool.dtype)
+    assert torch.equal(pool.view(-1, width), expected)
+
+
+@cases("add_rows", "gate_rows", "scale_rows")
+def test_row_ops_follow_their_formulas(op_name, case):
+    x, other = make_arguments(op_name, case)
+    y, _ = call(op_name, (x, other))
+    formulas = {
+        "add_rows": lambda: x.double() + other.double(),
+        "gate_rows": lambda: x.double() / (1 + torch.exp(-other.double())),
+        "scale_rows": lambda: x.double() * other,
+    }
+    assert y.dtype is (torch.float32 if op_name == "scale_rows" else case.dtype)
+    tolerance = case_named("gate_rows", "one row, bfloat16").tolerance if case.dtype is torch.bfloat16 else None
+    assert_close(formulas[op_name](), y, tolerance or case_named("gate_rows", "one row").tolerance)
+
+
+@pytest.mark.parametrize("op_name", ["add_rows", "gate_rows"])
+def test_gradients_are_those_of_the_formulas(op_name):
+    def naive(x, z):
+        return x + z if op_name == "add_rows" else x * torch.sigmoid(z)
+
+    given = make_arguments(op_name, case_named("gate_rows", "odd width"))
+    assert_gradients_agree(getattr(ops, op_name), naive, given, [0, 1])
+
+
+@pytest.mark.parametrize("id_", [-1, 5, 2**40])
+def test_an_id_outside_the_weight_is_an_error(id_):
+    with pytest.raises(IndexError):
+        ops.embed_rows(torch.randn(5, 16), torch.tensor([1, id_]), torch.float32)
+
+
+@pytest.mark.parametrize("slot", [8, 2**40])
+def test_a_slot_outside_the_pool_is_an_error(slot):
+    pool = torch.zeros(2, 4, 16)
+    with pytest.raises(IndexError):
+        ops.store_rows(pool, torch.tensor([0, slot]), torch.ones(2, 16))
+
+
+def test_a_pool_with_gaps_is_left_to_the_reference():
+    pool = torch.zeros(2, 4, 32)[..., :16]
+    explained = ops.store_rows.explain(ops.store_rows.key(pool, torch.tensor([1]), torch.ones(1, 16)))
+    assert next(candidate.refusal for candidate in explained if candidate.backend == "native") is not None
