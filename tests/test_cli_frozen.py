@@ -12,10 +12,13 @@ OPTIONS = {
     "perilune": ["--version"],
     "perilune serve": [
         *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
-        *["--max-num-seqs", "--num-blocks", "--port", "--served-model-name", *ENGINE],
+        *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
+        *["--served-model-name", *ENGINE],
     ],
-    "perilune chat": ["CHECKPOINT", "--api-key", "--model", "--url", *SAMPLING, *TALKING, *ENGINE],
-    "perilune generate": ["CHECKPOINT", "--chat", "--prompt", "--stop", "--top-k", *SAMPLING, *TALKING, *ENGINE],
+    "perilune chat": ["CHECKPOINT", "--api-key", "--image", "--model", "--url", *SAMPLING, *TALKING, *ENGINE],
+    "perilune generate": [
+        *["CHECKPOINT", "--chat", "--image", "--prompt", "--stop", "--top-k", *SAMPLING, *TALKING, *ENGINE],
+    ],
     "perilune inspect": ["PATH", "--config", "--json"],
     "perilune make-checkpoint": [
         *["--arch", "--dense-size", "--expert-size", "--experts", "--experts-per-token", "--heads", "--hidden-size"],

@@ -1,6 +1,7 @@
 """Where the answers of `chat` and `generate` come from: an engine in this process, or a server at a URL."""
 
 import asyncio
+import base64
 import itertools
 import json
 import time
@@ -19,6 +20,7 @@ from perilune.text.channels import Channel
 if TYPE_CHECKING:
     from perilune.config.engine import EngineConfig
     from perilune.engine.client import InProcessClient
+    from perilune.text.images.picture import ImageInput
     from perilune.text.tokenizer import Tokenizer
 
 NO_THINKING = "none"
@@ -57,6 +59,7 @@ def start_engine(
         vocab_size=core.limits.vocab_size,
         eos_token_ids=core.limits.eos_token_ids,
         created=int(time.time()),
+        media=core.limits.media,
     )
     return InProcessClient(core, model), core.tokenizer
 
@@ -71,10 +74,18 @@ class LocalBackend:
 
     def answer(self, messages: Sequence[Turn], effort: str, params: SamplingParams, show: Show) -> str:
         from perilune.text.encoding import encode_chat
+        from perilune.text.images.reader import ImageReader
 
-        is_thinking = effort != NO_THINKING
-        prompt = encode_chat(messages, self._tokenizer, thinking=is_thinking, effort=effort if is_thinking else "max")
-        return asyncio.run(self._run(prompt.token_ids, prompt.start_channel, params, show))
+        is_thinking, media = effort != NO_THINKING, self._client.model.media
+        prompt = encode_chat(
+            messages,
+            self._tokenizer,
+            thinking=is_thinking,
+            effort=effort if is_thinking else "max",
+            images=None if media is None else ImageReader(media),
+        )
+        images = prompt.load_images()
+        return asyncio.run(self._run(prompt.token_ids, prompt.start_channel, params, show, images))
 
     def continue_text(self, prompt: str, params: SamplingParams, show: Show) -> str:
         """Continue a raw prompt, in which names of control tokens stand for those tokens."""
@@ -84,11 +95,18 @@ class LocalBackend:
     def close(self) -> None:
         self._client.stop(STOP_TIMEOUT_S)
 
-    async def _run(self, token_ids: tuple[int, ...], start: Channel, params: SamplingParams, show: Show) -> str:
+    async def _run(
+        self,
+        token_ids: tuple[int, ...],
+        start: Channel,
+        params: SamplingParams,
+        show: Show,
+        images: "tuple[ImageInput, ...]" = (),
+    ) -> str:
         from perilune.engine.request import GenerateRequest
         from perilune.server.choice import Choice
 
-        request = GenerateRequest(f"cli-{next(self._ids)}", token_ids, params, start)
+        request = GenerateRequest(f"cli-{next(self._ids)}", token_ids, params, start, images)
         choice = Choice(request, self._tokenizer)
         async with aclosing(self._client.generate(request)) as outputs:
             async for output in outputs:
@@ -97,6 +115,20 @@ class LocalBackend:
                 if output.error is not None:
                     raise RequestError(output.error, status=500)
         return choice.finish_reason or "abort"
+
+
+def user_content(text: str, images: Sequence[Path]) -> str | list[dict[str, object]]:
+    """The content of a user's message: the pictures, then the text. ConfigError for a file that cannot be read."""
+    parts: list[dict[str, object]] = []
+    for file in images:
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--image {file} cannot be read: {error.strerror}; give the file of a picture") from error
+        # the picture's kind is read off its bytes
+        url = f"data:application/octet-stream;base64,{base64.b64encode(data).decode()}"
+        parts.append({"type": "image_url", "image_url": {"url": url}})
+    return [*parts, {"type": "text", "text": text}] if parts else text
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,23 @@
 """`perilune chat`: a conversation in the terminal, with a checkpoint or with a server."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from perilune import env
 from perilune.cli import options
-from perilune.cli.backend import NO_THINKING, Backend, LocalBackend, UrlBackend
+from perilune.cli.backend import NO_THINKING, Backend, LocalBackend, Turn, UrlBackend, user_content
 from perilune.errors import ConfigError, PeriluneError
 from perilune.text.channels import Channel
 
 if TYPE_CHECKING:
     from perilune.sampling.params import SamplingParams
 
-HELP = "/reset forgets the conversation, /think on|off, /quit or Ctrl-D leaves; Ctrl-C stops an answer"
+HELP = "/reset forgets the conversation, /think on|off, /image FILE, /quit or Ctrl-D leaves; Ctrl-C stops an answer"
 
 DIM = "\033[2m"
 PLAIN = "\033[0m"
@@ -73,6 +74,7 @@ def chat_command(
     url: Annotated[str | None, typer.Option(help="Talk to this server instead.", show_default=False)] = None,
     model: Annotated[str | None, typer.Option(help="Model of the server; its first one by default.")] = None,
     api_key: Annotated[str | None, typer.Option(help="Key of the server; PERILUNE_API_KEY by default.")] = None,
+    image: options.Images = None,
     system: options.System = None,
     effort: options.Effort = "max",
     max_tokens: options.MaxTokens = None,
@@ -108,7 +110,9 @@ def chat_command(
         _refuse(local, "with --url")
         backend = UrlBackend(url, model, env.api_key() if api_key is None else api_key)
     try:
-        Conversation(backend, params, effort, system, is_interactive=sys.stdin.isatty()).run()
+        conversation = Conversation(backend, params, effort, system, is_interactive=sys.stdin.isatty())
+        conversation.show_images(image or ())
+        conversation.run()
     finally:
         backend.close()
 
@@ -123,10 +127,16 @@ class Conversation:
         self._params = params
         self._effort = effort
         self._is_thinking = effort != NO_THINKING
-        self._opening = [{"role": "system", "content": system}] if system else []
+        self._opening: list[Turn] = [{"role": "system", "content": system}] if system else []
         self._turns = list(self._opening)
+        self._images: list[Path] = []
         self._is_interactive = is_interactive
         self._screen = Screen()
+
+    def show_images(self, files: Sequence[Path]) -> None:
+        """Put pictures before the next line; ConfigError for a file that cannot be read."""
+        user_content("", files)
+        self._images += files
 
     def run(self) -> None:
         """Until the input ends or /quit. With input that is no terminal, the first error ends it too."""
@@ -161,7 +171,10 @@ class Conversation:
     def _command(self, line: str) -> None:
         if line == "/reset":
             self._turns = list(self._opening)
+            self._images.clear()
             self._screen.note("forgotten")
+        elif line.startswith("/image "):
+            self._add_image(Path(line.removeprefix("/image ").strip()).expanduser())
         elif line in ("/think on", "/think off"):
             self._is_thinking = line.endswith("on")
             self._screen.note(f"thinking is {'on' if self._is_thinking else 'off'}")
@@ -170,8 +183,18 @@ class Conversation:
         else:
             self._screen.note(f"there is no command {line}: {HELP}")
 
+    def _add_image(self, file: Path) -> None:
+        try:
+            self.show_images([file])
+        except ConfigError as error:
+            if not self._is_interactive:
+                raise
+            self._screen.note(f"error: {error}")
+            return
+        self._screen.note(f"{file.name} stands before the next line")
+
     def _answer(self, line: str) -> None:
-        turns = [*self._turns, {"role": "user", "content": line}]
+        turns: list[Turn] = [*self._turns, {"role": "user", "content": user_content(line, self._images)}]
         screen = self._screen
         screen.begin()
         effort = NO_THINKING if not self._is_thinking else "max" if self._effort == NO_THINKING else self._effort
@@ -187,6 +210,7 @@ class Conversation:
             return
         screen.end(finish_reason)
         if screen.content or screen.reasoning:
+            self._images.clear()
             answer = {"role": "assistant", "content": screen.content, "reasoning_content": screen.reasoning}
             self._turns = [*turns, answer]
 

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from perilune.cli import options
-from perilune.cli.backend import LocalBackend
+from perilune.cli.backend import LocalBackend, user_content
 from perilune.cli.chat import Screen
 from perilune.errors import ConfigError
 
@@ -14,6 +14,7 @@ def generate_command(
     checkpoint: options.Checkpoint = None,
     prompt: Annotated[str | None, typer.Option(help="Text to continue as it stands.", show_default=False)] = None,
     chat: Annotated[str | None, typer.Option(help="A message to answer.", show_default=False)] = None,
+    image: options.Images = None,
     system: options.System = None,
     effort: options.Effort = "max",
     max_tokens: options.MaxTokens = None,
@@ -36,6 +37,9 @@ def generate_command(
         raise ConfigError("give either --prompt TEXT, to continue it, or --chat TEXT, to have it answered")
     if prompt is not None and system is not None:
         raise ConfigError("--system has no effect with --prompt; use --chat")
+    if prompt is not None and image:
+        raise ConfigError("--image has no effect with --prompt; use --chat")
+    content = user_content(chat or "", image or ())
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens, stop=tuple(stop or ())
     )
@@ -52,8 +56,8 @@ def generate_command(
         if prompt is not None:
             screen.end(backend.continue_text(prompt, params, screen.show))
         else:
-            turns = [{"role": "system", "content": system}] if system else []
-            turns.append({"role": "user", "content": chat or ""})
+            turns: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
+            turns.append({"role": "user", "content": content})
             screen.end(backend.answer(turns, effort, params, screen.show))
     finally:
         backend.close()

@@ -1,6 +1,7 @@
 """`perilune make-checkpoint`: random weights in the released layout, of a size that the flags choose."""
 
 import base64
+import json
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from perilune.config.media import PREPROCESSOR_FILE, MediaConfig, media_config_to_dict
 from perilune.errors import CapacityError, CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +80,10 @@ def make_checkpoint_command(
 
 
 def write_random_checkpoint(directory: Path, config: "ModelConfig", seed: int) -> None:
-    """Writes weights, index, config.json and tiktoken.model; raises CheckpointError when `directory` is not empty."""
+    """Writes weights, index, config.json, tiktoken.model and, with a tower, how it wants its pictures.
+
+    Raises CheckpointError when `directory` is not empty.
+    """
     from tqdm import tqdm
 
     from perilune.checkpoint.random_init import random_tensors
@@ -102,6 +107,9 @@ def write_random_checkpoint(directory: Path, config: "ModelConfig", seed: int) -
 
         write_checkpoint(directory, config, counted())
     write_rank_file(directory / "tiktoken.model", config.vocab_size)
+    if config.vision is not None:
+        text = json.dumps(media_config_to_dict(MediaConfig()), indent=1)
+        (directory / PREPROCESSOR_FILE).write_text(text + "\n", encoding="utf-8")
 
 
 def write_rank_file(file: Path, vocab_size: int) -> None:

@@ -29,6 +29,12 @@ NumBlocks = Annotated[int | None, typer.Option(help="Size of the cache in blocks
 CacheMemory = Annotated[
     str | None, typer.Option(help="Size of the cache, as 512M or 4G; what is free by default.", metavar="SIZE")
 ]
+ImageCacheMemory = Annotated[
+    str, typer.Option(help="Embeddings of pictures kept for requests with the same picture.", metavar="SIZE")
+]
+Images = Annotated[
+    list[Path] | None, typer.Option(help="A picture before the message; may be given again.", show_default=False)
+]
 Threads = Annotated[int | None, typer.Option(help="Processor threads to compute with; all by default.", min=1)]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer in tokens; up to the context by default.", min=1)]
 Temperature = Annotated[float, typer.Option(help="0 takes the most probable token.")]
@@ -38,11 +44,9 @@ Effort = Annotated[str, typer.Option(help="How much to think: low, high, max, or
 System = Annotated[str | None, typer.Option(help="A system message before the first turn.")]
 
 
-def read_size(text: str | None) -> int | None:
-    """Bytes of a size such as 512M or 4GiB; ConfigError for anything else."""
-    if text is None:
-        return None
+def read_size(text: str, option: str) -> int:
+    """Bytes of a size such as 512M or 4GiB; ConfigError for anything else names the option."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise ConfigError(f"--cache-memory is {text!r}; give a number of bytes, or one with K, M, G or T after it")
+        raise ConfigError(f"{option} is {text!r}; give a number of bytes, or one with K, M, G or T after it")
     return int(float(match.group(1)) * _UNITS[match.group(2).upper()])

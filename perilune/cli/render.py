@@ -1,15 +1,18 @@
 """`perilune render`: a chat request as the model sees it, without a model."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perilune.errors import ConfigError, RequestError
+from perilune.text.special import MEDIA_PAD
 
 if TYPE_CHECKING:
     from perilune.server.openai.schema import ChatRequest
+    from perilune.text.prompt.segments import Segment
 
 
 def render_command(
@@ -38,6 +41,7 @@ def render_request(request: Path, tokenizer_directory: Path | None = None) -> di
     ConfigError for a file that cannot be read, RequestError naming the field for a request that cannot be encoded.
     """
     from perilune.config.engine import DEMO_CHECKPOINT
+    from perilune.config.media import load_media_config
     from perilune.server.openai.prompt import chat_prompt
     from perilune.server.openai.schema import UNSUPPORTED_IN_CHAT
     from perilune.server.openai.validate import check_unsupported
@@ -47,12 +51,29 @@ def render_request(request: Path, tokenizer_directory: Path | None = None) -> di
     asked = _read(request)
     check_unsupported(asked, UNSUPPORTED_IN_CHAT)
     tokenizer = Tokenizer.load(tokenizer_directory or DEMO_CHECKPOINT)
-    prompt = chat_prompt(asked, tokenizer, ServerSettings().max_messages)
+    media = load_media_config(tokenizer_directory or DEMO_CHECKPOINT)
+    prompt = chat_prompt(asked, tokenizer, ServerSettings(), media)
     return {
         "prompt_tokens": len(prompt.token_ids) - prompt.num_stub_tokens,
         "num_stub_tokens": prompt.num_stub_tokens,
         "token_ids": list(prompt.token_ids),
         "text": tokenizer.decode(prompt.token_ids),
+        "segments": [_as_json(segment) for segment in prompt.segments],
+    }
+
+
+def _as_json(segment: "Segment") -> dict[str, Any]:
+    if segment.picture is None:
+        return {"type": "control" if segment.is_markup else "text", "text": segment.text}
+    size = segment.picture.size
+    return {
+        "type": "image",
+        "text": segment.text,
+        "width": size.width,
+        "height": size.height,
+        "resized": list(size.resized),
+        "patches": [size.rows, size.columns],
+        "num_tokens": size.num_tokens,
     }
 
 
@@ -79,4 +100,6 @@ def _for_people(report: dict[str, Any]) -> str:
     num_stub_tokens = report["num_stub_tokens"]
     stub = f", without the {num_stub_tokens} that open the answer" if num_stub_tokens else ""
     ids = " ".join(str(token_id) for token_id in report["token_ids"])
-    return f"prompt_tokens: {report['prompt_tokens']}{stub}\n\ntoken_ids: {ids}\n\n{report['text']}"
+    pads = rf"(?:{re.escape(MEDIA_PAD)})+"
+    text = re.sub(pads, lambda run: f"{{{len(run[0]) // len(MEDIA_PAD)} x {MEDIA_PAD}}}", report["text"])
+    return f"prompt_tokens: {report['prompt_tokens']}{stub}\n\ntoken_ids: {ids}\n\n{text}"

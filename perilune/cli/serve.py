@@ -23,6 +23,10 @@ def serve_command(
     max_model_len: options.MaxModelLen = None,
     num_blocks: options.NumBlocks = None,
     cache_memory: options.CacheMemory = None,
+    image_cache_memory: options.ImageCacheMemory = "512M",
+    allow_image_urls: Annotated[
+        bool, typer.Option("--allow-image-urls", help="Fetch pictures that requests name by public web addresses.")
+    ] = False,
     dtype: options.Dtype = None,
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
@@ -36,13 +40,18 @@ def serve_command(
     from perilune.server.process import Server, bind
     from perilune.server.settings import ServerSettings
 
-    settings = ServerSettings(api_key=env.api_key() if api_key is None else api_key, drain_timeout_s=drain_timeout)
+    settings = ServerSettings(
+        api_key=env.api_key() if api_key is None else api_key,
+        drain_timeout_s=drain_timeout,
+        allow_image_urls=allow_image_urls,
+    )
     config = EngineConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
-        cache_bytes=options.read_size(cache_memory),
+        cache_bytes=None if cache_memory is None else options.read_size(cache_memory, "--cache-memory"),
+        image_cache_bytes=options.read_size(image_cache_memory, "--image-cache-memory"),
         dtype=dtype,
         dense_weights=dense_weights,
         activations=activations,

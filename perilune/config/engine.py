@@ -27,6 +27,7 @@ class EngineConfig:
     `max_num_seqs` requests run at once and one step computes at most `max_num_batched_tokens` tokens.
     `max_model_len` None takes the model's own context, cut to what the cache holds. The cache is sized by
     `num_blocks` (of `block_size` tokens) or by `cache_bytes`, or, with both None, by the memory that is free.
+    `image_cache_bytes` bounds the embeddings of pictures that are kept for the next request with the same picture.
     `dtype` None is bfloat16; a model that is small beside the free memory even in float32 gets float32, unless the
     processor multiplies bfloat16 much faster. `dense_weights` says what the projections of the layers (attention,
     indexer, dense and shared experts, latents) are made into at load: "stored" keeps them mapped, "int8" and "fp8"
@@ -40,6 +41,7 @@ class EngineConfig:
     max_model_len: int | None = None
     cache_bytes: int | None = None
     num_blocks: int | None = None
+    image_cache_bytes: int = 512 * 2**20
     dtype: str | None = None
     dense_weights: str = STORED
     activations: str = EXACT
@@ -47,7 +49,7 @@ class EngineConfig:
     ops: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "image_cache_bytes"):
             _check_positive(name, getattr(self, name))
         for name in ("max_model_len", "cache_bytes", "num_blocks"):
             if getattr(self, name) is not None:

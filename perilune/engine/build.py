@@ -10,9 +10,11 @@ from perilune.cache.storage import CacheStorage
 from perilune.checkpoint.loader import load_state
 from perilune.checkpoint.quantise import load_quantised_state
 from perilune.config.engine import FP8, INT8, STORED, EngineConfig
+from perilune.config.media import PREPROCESSOR_FILE, MediaConfig, load_media_config
 from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
+from perilune.engine.images.encoder import ImageEncoder
 from perilune.engine.memory import plan_cache
 from perilune.engine.runner import ModelRunner
 from perilune.errors import CapacityError, ConfigError
@@ -37,11 +39,25 @@ def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
     """
     load_model_config(checkpoint)  # a wrong directory is best explained by its missing config.json
     tokenizer = Tokenizer.load(checkpoint)
-    return assemble_engine(load_model(checkpoint, config), tokenizer, config)
+    model = load_model(checkpoint, config)
+    media = None if model.vision is None else _load_media(checkpoint, model.config)
+    return assemble_engine(model, tokenizer, config, media)
+
+
+def _load_media(checkpoint: Path, config: ModelConfig) -> MediaConfig:
+    media = load_media_config(checkpoint)
+    assert config.vision is not None
+    expected = (config.vision.patch_size, config.vision.merge_kernel_size[0])
+    if (media.patch_size, media.merge_size) != expected:
+        raise ConfigError(
+            f"{checkpoint / PREPROCESSOR_FILE}: patch_size and merge_kernel_size are {media.patch_size} and "
+            f"{media.merge_size}; allowed are those of vision_config in config.json, {expected[0]} and {expected[1]}"
+        )
+    return media
 
 
 def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = False) -> KimiModel:
-    """Load a checkpoint's text model in the dtypes and on the ops that `config` asks for; raises as `build_engine`."""
+    """Load a checkpoint's model in the dtypes and on the ops that `config` asks for; raises as `build_engine`."""
     apply_overrides(config.ops)
     model_config = load_model_config(checkpoint)
     dtype = _TORCH_DTYPES[config.dtype or _suitable_dtype(model_config)]
@@ -72,8 +88,13 @@ def _suitable_dtype(config: ModelConfig) -> str:
     return "float32" if is_small and not bfloat16_pays() else "bfloat16"
 
 
-def assemble_engine(model: KimiModel, tokenizer: Tokenizer | None, config: EngineConfig) -> EngineCore:
-    """Put cache, scheduler and runner around a model; without a tokenizer, stop strings are refused."""
+def assemble_engine(
+    model: KimiModel, tokenizer: Tokenizer | None, config: EngineConfig, media: MediaConfig | None = None
+) -> EngineCore:
+    """Put cache, scheduler and runner around a model; without a tokenizer, stop strings are refused.
+
+    `media` says how a model with a vision tower wants its pictures; without it pictures are refused.
+    """
     model_config = model.config
     dtype = next(name for name, value in _TORCH_DTYPES.items() if value is model.dtype)
     groups = model.cache_groups()
@@ -91,8 +112,11 @@ def assemble_engine(model: KimiModel, tokenizer: Tokenizer | None, config: Engin
         num_slots=plan.num_slots,
         dtype=dtype,
     )
+    images = None
+    if model.vision is not None and media is not None:
+        images = ImageEncoder(model.vision, media, model.dtype, cache_bytes=config.image_cache_bytes)
     return EngineCore(
-        ModelRunner(model, storage, block_size=plan.block_size),
+        ModelRunner(model, storage, block_size=plan.block_size, images=images),
         CacheManager(num_blocks=plan.num_blocks, block_size=plan.block_size, num_slots=plan.num_slots),
         CoreLimits(
             max_num_seqs=config.max_num_seqs,
@@ -100,6 +124,7 @@ def assemble_engine(model: KimiModel, tokenizer: Tokenizer | None, config: Engin
             max_model_len=plan.max_model_len,
             vocab_size=model_config.vocab_size,
             eos_token_ids=(model_config.eos_token_id,) if tokenizer is None else tokenizer.eos_token_ids,
+            media=media,
         ),
         tokenizer,
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from perilune.config.media import MediaConfig
 from perilune.engine.core import EngineCore
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput, TokenLogprob
 from perilune.engine.stats import EngineStats, HistogramData
@@ -36,13 +37,17 @@ _LAST_STEP_S = 60.0
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What clients may know of the served model; `created` is a Unix time in seconds."""
+    """What clients may know of the served model; `created` is a Unix time in seconds.
+
+    `media` says how pictures are prepared; None for a model that sees none.
+    """
 
     name: str
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     created: int
+    media: MediaConfig | None = None
 
 
 class EngineClient(Protocol):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from perilune.cache.manager import CacheManager
+from perilune.config.media import MediaConfig
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.request import (
     FinishReason,
@@ -40,13 +41,17 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class CoreLimits:
-    """What the core holds steps and requests to; `max_model_len` bounds prompt plus output."""
+    """What the core holds steps and requests to; `max_model_len` bounds prompt plus output.
+
+    `media` says how pictures are prepared; None for a model that sees none.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
+    media: MediaConfig | None = None
 
 
 @dataclass
@@ -95,6 +100,8 @@ class EngineCore:
         """Raise RequestError or CapacityError for what can never be served; safe to call from any thread."""
         limits = self.limits
         check_request(message, vocab_size=limits.vocab_size, max_model_len=limits.max_model_len)
+        if message.images and limits.media is None:
+            raise RequestError("this model has no vision weights; send text only", param="messages", code="unsupported")
         if message.params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer and this engine has none", param="stop")
         num_prompt_tokens, num_cached = len(message.prompt_token_ids), self._max_total_tokens(message) - 1

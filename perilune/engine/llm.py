@@ -1,7 +1,7 @@
 """Offline generation: the same engine core as behind the server, stepped by the caller's own thread."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from perilune.errors import ConfigError
 from perilune.sampling.params import SamplingParams
 from perilune.text.channels import Channel, collect
 from perilune.text.encoding import encode_chat
+from perilune.text.images.reader import ImageReader
 from perilune.text.stream import TextStream
 from perilune.text.tokenizer import Tokenizer
 
@@ -82,9 +83,15 @@ class LLM:
         effort: str = "max",
         progress: bool = False,
     ) -> Completion:
-        """Answer a conversation of `{"role": ..., "content": ...}` messages; `effort` counts only with `thinking`."""
-        prompt = encode_chat(messages, self.tokenizer, thinking=thinking, effort=effort)
+        """Answer a conversation of `{"role": ..., "content": ...}` messages; `effort` counts only with `thinking`.
+
+        A user's content may be a list of text and image_url parts, pictures as data: URLs.
+        """
+        media = self._core.limits.media
+        images = None if media is None else ImageReader(media)
+        prompt = encode_chat(messages, self.tokenizer, thinking=thinking, effort=effort, images=images)
         request = self._request(prompt.token_ids, params or SamplingParams(), prompt.start_channel)
+        request = replace(request, images=prompt.load_images())
         return self._run([request], progress)[0]
 
     def _encode(self, prompts: Prompt | Sequence[Prompt]) -> list[Sequence[int]]:

@@ -11,6 +11,7 @@ from perilune.errors import RequestError
 from perilune.sampling.logprobs import TokenLogprob as TokenLogprob
 from perilune.sampling.params import SamplingParams
 from perilune.text.channels import Channel
+from perilune.text.images.picture import ImageInput as ImageInput
 
 
 class FinishReason(StrEnum):
@@ -36,13 +37,14 @@ class GenerateRequest:
     """One prompt to continue.
 
     `start_channel` is the channel that the first generated token belongs to, so that stop strings match response
-    text only; `Channel.TEXT` is plain text without channels.
+    text only; `Channel.TEXT` is plain text without channels. `images` lie in the prompt in their order.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     start_channel: Channel = Channel.TEXT
+    images: tuple[ImageInput, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ T tokens of N sequences lie end to end; R of them have their logits computed.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from perilune.cache.spec import CacheGroupSpec
 from perilune.cache.storage import CacheStorage
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
+from perilune.engine.images.encoder import ImageEncoder
 from perilune.engine.replay import ReplayedSteps, fill_table_row
 from perilune.models.inputs import ForwardBatch
 from perilune.ops.threads import torch_stands_back
@@ -32,10 +34,16 @@ class LanguageModel(Protocol):
 
 
 class ModelRunner:
-    """Runs planned steps; owns the cache's tensors, and keeps between steps only how to replay them."""
+    """Runs planned steps; owns the cache's tensors, and keeps between steps only how to replay them.
 
-    def __init__(self, model: LanguageModel, storage: CacheStorage, *, block_size: int):
+    `images` embeds pictures and keeps what it embedded last; None for a model that sees none.
+    """
+
+    def __init__(
+        self, model: LanguageModel, storage: CacheStorage, *, block_size: int, images: ImageEncoder | None = None
+    ):
         self._model = model
+        self._images = images
         self._storage = storage
         self._block_size = block_size
         self._replayed = ReplayedSteps(model, model.way, block_size)
@@ -45,7 +53,9 @@ class ModelRunner:
         """Run one step: writes the cache of its sequences and chooses tokens for those that need one."""
         self._storage.zero_slots([item.state_slot for item in batch.sequences if item.num_computed_tokens == 0])
         with torch_stands_back(), torch.inference_mode():
-            logits_RV = self._replayed.run(batch, self._forward_batch)
+            logits_RV = self._with_images(batch)
+            if logits_RV is None:
+                logits_RV = self._replayed.run(batch, self._forward_batch)
             if logits_RV is None:
                 logits_RV = self._model(self._forward_batch(batch, _widest(batch.sequences)))
             return self._result(batch.sequences, logits_RV)
@@ -53,6 +63,15 @@ class ModelRunner:
     def erase_blocks(self, block_ids: Sequence[int]) -> None:
         """Clear blocks that may hold values which are not finite, before others get them."""
         self._storage.zero_blocks(block_ids)
+
+    def _with_images(self, batch: ScheduledBatch) -> Tensor | None:
+        """Logits of a step that touches a picture, which no recording knows; None for any other."""
+        found = None if self._images is None else self._images.rows(batch.sequences)
+        if found is None:
+            return None
+        inputs = self._forward_batch(batch, _widest(batch.sequences))
+        logits_RV: Tensor = self._model(replace(inputs, image_rows=found[0], image_embeddings=found[1]))
+        return logits_RV
 
     def _forward_batch(self, batch: ScheduledBatch, width: int) -> ForwardBatch:
         """The inputs of a step, with a block table of `width` columns."""

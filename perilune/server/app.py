@@ -2,7 +2,9 @@
 
 import asyncio
 import hmac
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -36,6 +38,10 @@ T = TypeVar("T")
 # a body larger than this is parsed and tokenized on a thread, so that running streams are not held up
 INLINE_BODY_BYTES = 16 * 1024
 ENGINE_STOP_TIMEOUT_S = 5.0
+# pictures are fetched and decoded on so many threads, and a body that may hold one is read there; JSON may spell the
+# word with escapes
+IMAGE_THREADS = 4
+MAY_HOLD_IMAGES = re.compile(rb"image|\\u")
 
 
 def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> FastAPI:
@@ -48,7 +54,9 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(client.start)
-        yield
+        with ThreadPoolExecutor(IMAGE_THREADS, "perilune-images") as pool:
+            app.state.image_pool = pool
+            yield
         await asyncio.to_thread(client.stop, ENGINE_STOP_TIMEOUT_S)
 
     app = FastAPI(title="perilune", lifespan=lifespan)
@@ -176,6 +184,8 @@ def _key_check(api_key: str) -> Callable[[Request], Awaitable[None]]:
 async def _parse(request: Request, settings: ServerSettings, read: Callable[[bytes], T]) -> T:
     """The body of `request` as `read` understands it."""
     body = await _read_body(request, settings.max_body_bytes)
+    if MAY_HOLD_IMAGES.search(body):
+        return await asyncio.get_running_loop().run_in_executor(request.app.state.image_pool, read, body)
     if len(body) <= INLINE_BODY_BYTES:
         return read(body)
     return await asyncio.to_thread(read, body)

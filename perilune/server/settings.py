@@ -12,7 +12,8 @@ class ServerSettings:
     """Settings of one server; a wrong value raises ConfigError.
 
     `api_key` None serves without a key. `max_choices` bounds prompts times `n` of one request. At shutdown, answers in
-    progress may take `drain_timeout_s` seconds before they are cut.
+    progress may take `drain_timeout_s` seconds before they are cut. `allow_image_urls` lets requests name pictures on
+    the public internet, which the server then fetches.
     """
 
     api_key: str | None = None
@@ -20,6 +21,7 @@ class ServerSettings:
     max_messages: int = 4096
     max_choices: int = 128
     drain_timeout_s: float = 30.0
+    allow_image_urls: bool = False
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
@@ -29,5 +31,5 @@ class ServerSettings:
             if setting.name == "drain_timeout_s":
                 if not 0 <= value <= 3600:
                     raise ConfigError(f"drain_timeout_s is {value}; it must be 0 to 3600 seconds")
-            elif setting.name != "api_key" and value < 1:
+            elif setting.name not in ("api_key", "allow_image_urls") and value < 1:
                 raise ConfigError(f"{setting.name} is {value}; it must be at least 1")

@@ -25,7 +25,7 @@ def tokenize(body: bytes, model: ModelInfo, tokenizer: Tokenizer, settings: Serv
     if _is_chat(body):
         asked = decode_body(body, TokenizeChatRequest)
         check_model(asked.model, model)
-        token_ids = list(chat_prompt(asked, tokenizer, settings.max_messages).token_ids)
+        token_ids = list(chat_prompt(asked, tokenizer, settings, model.media).token_ids)
     else:
         asked = decode_body(body, TokenizeRequest)
         check_model(asked.model, model)

@@ -1,15 +1,19 @@
 """A conversation in the model's own format: which segments a chat request becomes, and in which order."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perilune.text.channels import Channel
+from perilune.text.images.picture import ImageInput
+from perilune.text.images.pixels import Bytes
+from perilune.text.images.reader import ImageReader
 from perilune.text.messages import ChatMessage, parse_messages
 from perilune.text.prompt.calls import tools_channel
 from perilune.text.prompt.effort import thinking_effort
 from perilune.text.prompt.output_format import output_format_message, parse_output_format
 from perilune.text.prompt.results import order_results
 from perilune.text.prompt.segments import (
+    PlacedPicture,
     Segment,
     close_message,
     content,
@@ -17,6 +21,8 @@ from perilune.text.prompt.segments import (
     encode_segments,
     open_message,
     open_tag,
+    picture,
+    place_pictures,
 )
 from perilune.text.prompt.tools import (
     Tool,
@@ -34,13 +40,21 @@ class EncodedPrompt:
     """A prompt ready to be continued by the model.
 
     The last `num_stub_tokens` open the channel in which the answer starts; the released API does not count them.
-    `tools` are those that the answer may call: none if none are declared or if the request forbids calls.
+    `tools` are those that the answer may call: none if none are declared or if the request forbids calls. `segments`
+    are what was encoded, and `pictures` lie where they stand in it.
     """
 
     token_ids: tuple[int, ...]
     start_channel: Channel
     num_stub_tokens: int
     tools: tuple[Tool, ...] = ()
+    segments: tuple[Segment, ...] = field(default=(), compare=False, repr=False)
+    pictures: tuple[PlacedPicture, ...] = ()
+
+    def load_images(self) -> tuple[ImageInput, ...]:
+        """Decode the pictures; one that stands there twice is decoded once. RequestError names a broken one's field."""
+        patches: dict[bytes, Bytes] = {}
+        return tuple(_load(placed, patches) for placed in self.pictures)
 
 
 def encode_chat(
@@ -52,16 +66,18 @@ def encode_chat(
     tools: object = None,
     tool_choice: object = None,
     response_format: object = None,
+    images: ImageReader | None = None,
 ) -> EncodedPrompt:
     """Encode a conversation and what opens the answer; `effort` counts only with `thinking`.
 
     `tools`, `tool_choice` and `response_format` are those of the OpenAI API; a tool choice that names a tool tells
     the model that it must call. A last assistant message with `partial: true` is left open to be continued. Raises
-    RequestError naming the field.
+    RequestError naming the field. `images` opens the pictures of user messages, of which no more than the headers are
+    read here; None for a model that sees none.
     """
     toolbox = Toolbox()
     declared = () if tools is None else toolbox.declare(tools, "tools")
-    history = order_results(parse_messages(messages, toolbox))
+    history = order_results(parse_messages(messages, toolbox, images))
     choice = parse_tool_choice(tool_choice, toolbox)
     form = parse_output_format(response_format)
     last = history[-1]
@@ -75,12 +91,14 @@ def encode_chat(
     else:
         body += open_message("assistant")
         stub, start = _opening(thinking)
-    stub_ids = encode_segments(stub, tokenizer)
+    body_ids, stub_ids = encode_segments(body, tokenizer), encode_segments(stub, tokenizer)
     return EncodedPrompt(
-        token_ids=(*encode_segments(body, tokenizer), *stub_ids),
+        token_ids=(*body_ids, *stub_ids),
         start_channel=start,
         num_stub_tokens=0 if last.is_partial else len(stub_ids),
         tools=toolbox.callable_with(choice),
+        segments=(*body, *stub),
+        pictures=tuple(place_pictures(body, body_ids, tokenizer)),
     )
 
 
@@ -88,7 +106,7 @@ def message_segments(message: ChatMessage, thinking: bool, field: str = "message
     """One message of the history; `field` names it where its tools cannot be written."""
     if message.tools:
         return new_tool_declaration(message.tools, f"{field}.tools")
-    body = [content(message.content)]
+    body = _content(message)
     if message.role == "assistant":
         body = element("think", _reasoning(message)) if thinking else []
         body += [*element("response", message.content), *tools_channel(message.tool_calls)]
@@ -104,6 +122,20 @@ def partial_segments(message: ChatMessage, thinking: bool) -> tuple[list[Segment
     if reasoning:
         segments += element("think", reasoning)
     return [*segments, *open_tag("response"), content(message.content)], Channel.CONTENT
+
+
+def _content(message: ChatMessage) -> list[Segment]:
+    if not message.parts:
+        return [content(message.content)]
+    pieces = ([content(part)] if isinstance(part, str) else picture(part) for part in message.parts)
+    return [segment for piece in pieces for segment in piece]
+
+
+def _load(placed: PlacedPicture, patches: dict[bytes, Bytes]) -> ImageInput:
+    shown, size = placed.picture, placed.picture.size
+    if shown.digest not in patches:
+        patches[shown.digest] = shown.decode()
+    return ImageInput(placed.start, size.num_tokens, shown.digest, size.rows, size.columns, patches[shown.digest])
 
 
 def _opening(thinking: bool) -> tuple[list[Segment], Channel]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perilune.errors import RequestError
+from perilune.text.images.picture import Picture
+from perilune.text.images.reader import ImageReader
 from perilune.text.prompt.calls import ToolCall, parse_tool_calls
 from perilune.text.prompt.fields import (
     check_keys,
@@ -34,7 +36,8 @@ _KEYS: Mapping[Role, tuple[str, ...]] = {
     "assistant": ("role", "content", "name", "reasoning_content", "reasoning", "tool_calls", "partial"),
     "tool": ("role", "content", "tool_call_id", "name", "tool"),
 }
-_PARTS_TO_COME = ("image", "image_url")
+_DETAILS = (None, "auto", "low", "high")
+_NO_VIDEO = "is 'video_url', and how the model reads videos is not published; send single frames as image_url"
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,13 @@ class ChatMessage:
 
     `reasoning`, `tool_calls` and `is_partial` (an answer that the model is to continue) belong to the assistant,
     `tools` to the system. For a tool, `name` is that of the tool, and `index` counts the results of one answer from 1;
-    `order_results` in prompt/results.py fills both.
+    `order_results` in prompt/results.py fills both. `parts` are texts and pictures in their order, where the user
+    sent pictures; `content` is then empty.
     """
 
     role: Role
     content: str
+    parts: tuple[str | Picture, ...] = ()
     name: str | None = None
     reasoning: str = ""
     is_partial: bool = False
@@ -57,16 +62,18 @@ class ChatMessage:
     index: int = 0
 
 
-def parse_messages(messages: object, toolbox: Toolbox | None = None) -> tuple[ChatMessage, ...]:
+def parse_messages(
+    messages: object, toolbox: Toolbox | None = None, images: ImageReader | None = None
+) -> tuple[ChatMessage, ...]:
     """Check every message; raises RequestError whose `param` names the field, as in `messages[2].role`.
 
-    Tools that system messages declare are added to `toolbox`.
+    Tools that system messages declare are added to `toolbox`. `images` opens pictures; None for a model that sees none.
     """
     given = read_list(messages, "messages", "messages")
     if not given:
         raise RequestError("messages is empty; give at least one message", param="messages")
     toolbox = toolbox or Toolbox()
-    parsed = tuple(_parse(message, f"messages[{index}]", toolbox) for index, message in enumerate(given))
+    parsed = tuple(_parse(message, f"messages[{index}]", toolbox, images) for index, message in enumerate(given))
     for index, message in enumerate(parsed[:-1]):
         if message.is_partial:
             field = f"messages[{index}].partial"
@@ -74,7 +81,7 @@ def parse_messages(messages: object, toolbox: Toolbox | None = None) -> tuple[Ch
     return parsed
 
 
-def _parse(given: object, field: str, toolbox: Toolbox) -> ChatMessage:
+def _parse(given: object, field: str, toolbox: Toolbox, images: ImageReader | None) -> ChatMessage:
     message = read_object(given, field)
     role = _parse_role(message.get("role"), f"{field}.role")
     check_keys(message, _KEYS[role], f"a message from {role}", field)
@@ -84,11 +91,54 @@ def _parse(given: object, field: str, toolbox: Toolbox) -> ChatMessage:
         return _parse_tool_result(message, field)
     if message.get("tools") not in (None, []):
         return _parse_tools(message, field, toolbox)
-    return ChatMessage(
-        role=role,
-        content=_parse_content(message.get("content"), f"{field}.content"),
-        name=_parse_name(message, "name", field),
-    )
+    name = _parse_name(message, "name", field)
+    if role == "user":
+        return _parse_user(message.get("content"), f"{field}.content", name, images)
+    return ChatMessage(role=role, content=_parse_content(message.get("content"), f"{field}.content"), name=name)
+
+
+def _parse_user(content: object, field: str, name: str | None, images: ImageReader | None) -> ChatMessage:
+    if not _has_images(content):
+        return ChatMessage("user", _parse_content(content, field), name=name)
+    assert isinstance(content, Sequence)
+    parts: list[str | Picture] = []
+    for index, given in enumerate(content):
+        part = read_object(given, f"{field}[{index}]")
+        if part.get("type") == "image_url":
+            parts.append(_parse_image(part, f"{field}[{index}]", images))
+        elif parts and isinstance(parts[-1], str):
+            parts[-1] += _parse_part(part, f"{field}[{index}]")
+        else:
+            parts.append(_parse_part(part, f"{field}[{index}]"))
+    return ChatMessage("user", "", parts=tuple(parts), name=name)
+
+
+def _has_images(content: object) -> bool:
+    if isinstance(content, str | bytes) or not isinstance(content, Sequence):
+        return False
+    return any(isinstance(part, Mapping) and part.get("type") == "image_url" for part in content)
+
+
+def _parse_image(part: Mapping[str, object], field: str, images: ImageReader | None) -> Picture:
+    if images is None:
+        raise RequestError(
+            f"{field}.type is 'image_url', and this model has no vision weights; send text only",
+            param=f"{field}.type",
+            code="unsupported",
+        )
+    check_keys(part, ("type", "image_url"), "a part with a picture", field)
+    field = f"{field}.image_url"
+    given = part.get("image_url")
+    if isinstance(given, str):
+        return images.open(given, field)
+    image = read_object(given, field)
+    check_keys(image, ("url", "detail"), "image_url", field)
+    if image.get("detail") not in _DETAILS:
+        raise RequestError(
+            f"{field}.detail is {shown(image['detail'])}; allowed are auto, low and high, which mean the same here",
+            param=f"{field}.detail",
+        )
+    return images.open(read_name(image.get("url"), f"{field}.url"), f"{field}.url")
 
 
 def _parse_role(role: object, field: str) -> Role:
@@ -151,8 +201,12 @@ def _parse_part(given: object, field: str) -> str:
     part = read_object(given, field)
     kind = part.get("type")
     if kind != "text":
-        state = "not supported yet" if kind in _PARTS_TO_COME else "not known"
-        raise RequestError(f"{field}.type is {shown(kind)}, which is {state}; allowed is 'text'", param=f"{field}.type")
+        problem = f"is {shown(kind)}, which is not known; allowed are text and, in messages from user, image_url"
+        if kind == "image_url":
+            problem = "is 'image_url', and pictures are read in messages from user only; allowed is 'text'"
+        elif kind == "video_url":
+            problem = _NO_VIDEO
+        raise RequestError(f"{field}.type {problem}", param=f"{field}.type")
     return read_text(part.get("text"), f"{field}.text")
 
 

@@ -44,7 +44,10 @@ DEFAULT_SLOTS: Mapping[int, str] = {
 }
 
 # Without these neither a conversation can be encoded nor its end be seen.
-REQUIRED_NAMES = (BOS, EOS, END_OF_MSG, OPEN, CLOSE, SEP, EOT, MEDIA_PAD, PAD)
+REQUIRED_NAMES = (
+    *(BOS, EOS, END_OF_MSG, OPEN, CLOSE, SEP, EOT),
+    *(MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, PAD),
+)
 
 CONFIG_ID_KEYS: Mapping[str, str] = {
     "bos_token_id": BOS,

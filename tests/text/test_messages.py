@@ -42,7 +42,7 @@ def test_an_answer_can_be_sent_back_as_it_came() -> None:
         ({"role": "user", "content": ["x"]}, "messages[1].content[0]", "is str, expected an object"),
         (
             {"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "image_url"}]},
-            *("messages[1].content[1].type", "'image_url', which is not supported yet; allowed is 'text'"),
+            *("messages[1].content[1].type", "'image_url', and this model has no vision weights; send text only"),
         ),
         ({"role": "user", "content": [{"type": "audio"}]}, "messages[1].content[0].type", "is not known"),
         ({"role": "user", "content": [{"type": []}]}, "messages[1].content[0].type", "is not known"),

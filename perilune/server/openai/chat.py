@@ -58,14 +58,15 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
     max_tokens = _max_tokens(request)
     num_top_logprobs = _num_top_logprobs(request)
     params = sampling_params(request, max_tokens=max_tokens, logprobs=num_top_logprobs, default_top_p=DEFAULT_TOP_P)
-    prompt = chat_prompt(request, tokenizer, settings.max_messages)
+    prompt = chat_prompt(request, tokenizer, settings, model.media)
     check_unconstrained(request, can_call=bool(prompt.tools))
     check_context(len(prompt.token_ids), max_tokens, model, "messages")
+    images = prompt.load_images()
     # 8 hex digits of the time first, so that ids sort by it
     response_id = f"chatcmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
     requests = tuple(
         GenerateRequest(
-            f"{response_id}-{index}", tuple(prompt.token_ids), choice_params(params, index), prompt.start_channel
+            f"{response_id}-{index}", prompt.token_ids, choice_params(params, index), prompt.start_channel, images
         )
         for index in range(n)
     )

@@ -1,18 +1,27 @@
 """The prompt of a chat request, for the routes that answer it and those that only show it."""
 
+from perilune.config.media import MediaConfig
 from perilune.errors import RequestError
 from perilune.server.openai.schema import AsksForChat
 from perilune.server.openai.thinking import thinking_mode
+from perilune.server.settings import ServerSettings
 from perilune.text.encoding import EncodedPrompt, encode_chat
+from perilune.text.images.reader import ImageReader
 from perilune.text.tokenizer import Tokenizer
 
 
-def chat_prompt(request: AsksForChat, tokenizer: Tokenizer, max_messages: int) -> EncodedPrompt:
-    """Encode the conversation and everything else that the model sees; RequestError names the field that is wrong."""
+def chat_prompt(
+    request: AsksForChat, tokenizer: Tokenizer, settings: ServerSettings, media: MediaConfig | None
+) -> EncodedPrompt:
+    """Encode the conversation and everything else that the model sees; RequestError names the field that is wrong.
+
+    `media` says how the model wants pictures, whose headers are read here; None for a model that sees none.
+    """
     thinking = thinking_mode(request)
-    if len(request.messages) > max_messages:
+    if len(request.messages) > settings.max_messages:
         raise RequestError(
-            f"messages holds {len(request.messages)} messages; at most {max_messages} are allowed", param="messages"
+            f"messages holds {len(request.messages)} messages; at most {settings.max_messages} are allowed",
+            param="messages",
         )
     return encode_chat(
         request.messages,
@@ -22,4 +31,5 @@ def chat_prompt(request: AsksForChat, tokenizer: Tokenizer, max_messages: int) -
         tools=request.tools,
         tool_choice=request.tool_choice,
         response_format=request.response_format,
+        images=None if media is None else ImageReader(media, allows_web=settings.allow_image_urls),
     )

@@ -1,32 +1,71 @@
-"""The pieces of a prompt: markup (a control token) or content (ordinary text), each encoded alone.
+"""The pieces of a prompt: markup (a control token), content (ordinary text) or a picture, each encoded alone.
 
 So nothing that a message holds can become a control token, and segment borders are token borders as in training.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 
-from perilune.text.special import CLOSE, END_OF_MSG, OPEN, SEP
+from perilune.text.images.picture import Picture
+from perilune.text.special import CLOSE, END_OF_MSG, MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, OPEN, SEP
 from perilune.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A piece of a prompt: the name of one control token, or text that is encoded as it stands."""
+    """A piece of a prompt: the name of one control token, or text that is encoded as it stands.
+
+    The control token of a `picture` stands once for each of its tokens.
+    """
 
     text: str
     is_markup: bool
+    picture: Picture | None = None
+
+
+@dataclass(frozen=True)
+class PlacedPicture:
+    """A picture and the index of its first token in the prompt."""
+
+    start: int
+    picture: Picture
 
 
 def encode_segments(segments: Iterable[Segment], tokenizer: Tokenizer) -> list[int]:
     """Token ids of the segments, each encoded alone."""
     ids: list[int] = []
     for segment in segments:
-        if segment.is_markup:
+        if segment.picture is not None:
+            ids += [tokenizer.special_ids[segment.text]] * segment.picture.size.num_tokens
+        elif segment.is_markup:
             ids.append(tokenizer.special_ids[segment.text])
         else:
             ids += tokenizer.encode(segment.text)
     return ids
+
+
+def place_pictures(segments: Iterable[Segment], token_ids: Iterable[int], tokenizer: Tokenizer) -> list[PlacedPicture]:
+    """Where the pictures of encoded segments are; nothing else can yield their control token."""
+    pad_id = tokenizer.special_ids[MEDIA_PAD]
+    places = (index for index, token_id in enumerate(token_ids) if token_id == pad_id)
+    placed = []
+    for segment in segments:
+        if segment.picture is not None:
+            own = list(islice(places, segment.picture.size.num_tokens))
+            placed.append(PlacedPicture(own[0], segment.picture))
+    return placed
+
+
+def picture(shown: Picture) -> list[Segment]:
+    """The block of one picture; its text names the size of the upload."""
+    return [
+        _markup(MEDIA_BEGIN),
+        content(f"image {shown.size.width}x{shown.size.height}"),
+        _markup(MEDIA_CONTENT),
+        Segment(MEDIA_PAD, is_markup=True, picture=shown),
+        _markup(MEDIA_END),
+    ]
 
 
 def content(text: str) -> Segment:
