@@ -1,37 +1,39 @@
 // Activations rounded to int8 in blocks of 32 columns, and how they lie for the products with int8 and MXFP4 weights.
 //
-// The order of one product's sum: the sum of a block is an exact integer. Block b belongs to one of eight lanes by
-// b mod 8; a lane adds its blocks' sums, each times the scales, by multiply-adds over ascending b, from zero. The lanes
-// are added up in the order of `lane_sum`, and an int8 weight's row scale is applied last.
+// The order of one product's sum: the sum of a block is an exact integer. Block b belongs to lane b mod kGroup; a lane
+// adds its blocks' sums, each times the scales, by multiply-adds over ascending b, from zero. The lanes are added up in
+// the order of `sum`, and an int8 weight's row scale is applied last.
 #pragma once
 
-#include <cmath>
 #include <cstring>
 
 #include "perilune.h"
-#include "simd/element.h"
+#include "simd/math.h"
 
 namespace perilune::PERILUNE_ISA {
 
 constexpr int kBlock = 32;
-constexpr int kGroup = 8;  // blocks of a group: one of each lane
+constexpr int kGroup = kLanes;  // blocks of a group: one of each lane
 constexpr int kGroupColumns = kBlock * kGroup;
 
-// Block of each lane within a group. Packed weights are decoded two blocks at a time, which orders their lanes.
+// How a group lies: vector j has one dword of every block, each in its lane, so that products add up in place.
+//   Value                    an activation
+//   kRaise                   what is added to a weight to make it unsigned
+//   kDoubled                 whether weights are stored doubled
+//   block_of_lane(lane)      the block that is in a lane
+//   column(i)                the column that is value i of a block, counted over its dwords
 template <bool nibbles>
-constexpr int block_of_lane(int lane) {
-  return nibbles ? (lane < 4 ? 2 * lane : 2 * (lane - 4) + 1) : lane;
-}
+struct BlockLayout;
 
-// One row of activations, in groups that are padded with zeros. `values` hold a block in order (int16, as the widened
-// int8 weights want them) or, for nibbles, two blocks side by side (int8): the even columns of both, then the odd ones.
+// One row of activations, in groups that are padded with zeros.
 template <bool nibbles>
 struct BlockRow {
-  using Value = std::conditional_t<nibbles, int8_t, int16_t>;
+  using Layout = BlockLayout<nibbles>;
+  using Value = typename Layout::Value;
 
-  Value* values;    // [groups * 256]
-  float* scales;    // [groups * 8], by lane; halved for nibbles, whose weights are stored doubled
-  int32_t* offsets;  // [groups * 8], by lane, for nibbles: -12 times the sum of the block's values
+  Value* values;     // [groups * kGroupColumns]
+  float* scales;     // [groups * kGroup], by lane; halved where weights are doubled
+  int32_t* offsets;  // [groups * kGroup], by lane: -kRaise times the sum of the block's values
 
   static int64_t groups(int64_t columns) { return (columns + kGroupColumns - 1) / kGroupColumns; }
   static int64_t bytes(int64_t columns) { return groups(columns) * (kGroupColumns * sizeof(Value) + kGroup * 8); }
@@ -40,36 +42,45 @@ struct BlockRow {
       : values(reinterpret_cast<Value*>(data)),
         scales(reinterpret_cast<float*>(values + groups(columns) * kGroupColumns)),
         offsets(reinterpret_cast<int32_t*>(scales + groups(columns) * kGroup)) {}
+};
 
-  // Where column i (0 to 31) of a lane's block stands in its group.
-  static int place(int lane, int i) {
-    const int block = block_of_lane<nibbles>(lane);
-    if (!nibbles) return block * kBlock + i;
-    return block / 2 * 64 + i % 2 * 32 + block % 2 * 16 + i / 2;
+// Rounds 32 columns to round(x * (127 / m)), m their largest magnitude, ties to even; the scale is m / 127.
+template <typename Layout>
+struct RoundedBlock {
+  typename Layout::Value values[kBlock];  // in the order of Layout::column
+  float scale;
+  int32_t total;
+
+  explicit RoundedBlock(const float* x) : total(0) {
+    F most = zero();
+    for (int i = 0; i < kBlock; i += kLanes) most = max(most, abs(load(x + i)));
+    const float reach = largest(most), inverse = reach > 0.0f ? 127.0f / reach : 0.0f;
+    int32_t rounded[kBlock];
+    for (int i = 0; i < kBlock; ++i) {
+      const float nearest = x[i] * inverse + 12582912.0f;  // next to 1.5 * 2^23 floats are one apart
+      std::memcpy(rounded + i, &nearest, 4);
+      rounded[i] -= 0x4b400000;
+    }
+    for (int i = 0; i < kBlock; ++i) total += rounded[i];
+    for (int i = 0; i < kBlock; ++i) values[i] = static_cast<typename Layout::Value>(rounded[Layout::column(i)]);
+    scale = reach / 127.0f;
   }
 };
 
-// Rounds x to round(x * (127 / m)), m the block's largest magnitude, ties to even; the scale is m / 127.
 template <bool nibbles, typename E>
 void pack_blocks(const E* x, int64_t columns, const BlockRow<nibbles>& to) {
-  using Value = typename BlockRow<nibbles>::Value;
+  using Layout = BlockLayout<nibbles>;
+  constexpr int kDword = 4 / sizeof(typename Layout::Value);
   for (int64_t group = 0; group < BlockRow<nibbles>::groups(columns); ++group)
     for (int lane = 0; lane < kGroup; ++lane) {
-      const int64_t first = group * kGroupColumns + block_of_lane<nibbles>(lane) * kBlock;
-      float block[kBlock], largest = 0.0f;
-      for (int i = 0; i < kBlock; ++i) {
-        block[i] = first + i < columns ? widen(x[first + i]) : 0.0f;
-        largest = std::fabs(block[i]) > largest ? std::fabs(block[i]) : largest;
-      }
-      const float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-      int32_t total = 0;
-      for (int i = 0; i < kBlock; ++i) {
-        const auto value = static_cast<Value>(std::nearbyintf(block[i] * inverse));
-        to.values[group * kGroupColumns + BlockRow<nibbles>::place(lane, i)] = value;
-        total += value;
-      }
-      to.scales[group * kGroup + lane] = largest / 127.0f * (nibbles ? 0.5f : 1.0f);
-      to.offsets[group * kGroup + lane] = -12 * total;
+      const int64_t first = group * kGroupColumns + Layout::block_of_lane(lane) * kBlock, left = columns - first;
+      float own[kBlock] = {};
+      for (int i = 0; i < (left < kBlock ? left : kBlock); ++i) own[i] = widen(x[first + i]);
+      const RoundedBlock<Layout> block(own);
+      auto* values = to.values + group * kGroupColumns + lane * kDword;
+      for (int i = 0; i < kBlock; i += kDword) std::memcpy(values + i * kGroup, block.values + i, 4);
+      to.scales[group * kGroup + lane] = block.scale * (Layout::kDoubled ? 0.5f : 1.0f);
+      to.offsets[group * kGroup + lane] = -Layout::kRaise * block.total;
     }
 }
 
@@ -82,20 +93,21 @@ struct WeightGroup {
   const uint8_t* data;
   const uint8_t* scales;
 
+  static constexpr int64_t kBytes = nibbles ? kGroupColumns / 2 : kGroupColumns;
+  static constexpr int kPadded = kBytes + kGroup;
+
   WeightGroup(const Matrix& w, int64_t row, int64_t group, uint8_t* padded) {
-    constexpr int64_t kBytes = nibbles ? kGroupColumns / 2 : kGroupColumns;
     const int64_t row_bytes = type_bytes(w.type, w.columns), at = group * kBytes;
     data = static_cast<const uint8_t*>(w.data) + row * row_bytes + at;
     scales = nibbles ? static_cast<const uint8_t*>(w.scales) + row * (w.columns / kBlock) + group * kGroup : nullptr;
-    if (at + kBytes <= row_bytes) return;
-    std::memset(padded, 0, kBytes + kGroup);
+    if (__builtin_expect(at + kBytes <= row_bytes, 1)) return;
+    std::memset(padded, 0, kPadded);
     std::memcpy(padded, data, row_bytes - at);
     data = padded;
     if (!nibbles) return;
     std::memcpy(padded + kBytes, scales, w.columns / kBlock - group * kGroup);
     scales = padded + kBytes;
   }
-  static constexpr int kPadded = kGroupColumns + kGroup;
 };
 
 }  // namespace perilune::PERILUNE_ISA

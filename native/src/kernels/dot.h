@@ -105,13 +105,38 @@ void dot_int8(const Matrix& w, int64_t first, int64_t last, const PackedRows& pa
   dot_blocks<nibbles>(w, first, last, x, count, y, y_stride);
 }
 
-// Weight rows that dot decodes together for many rows of activations; it leaves nothing over in ranges of a multiple.
-inline int64_t rows_together(Packing packing, int64_t columns) {
-  if (packing == Packing::blocks || packing == Packing::nibble_blocks) return 16;
+// Nanoseconds that a chunk should take: long enough to pay for taking it, short enough that nobody waits for the last.
+constexpr double kChunkTime = 30e3;
+// Rows of activations from which on weights are decoded for all of them, several rows at a time.
+constexpr int64_t kMany = 4;
+
+// Weight rows that are decoded together for `count` rows of activations.
+inline int64_t rows_together(Packing packing, int64_t columns, int64_t count) {
+  if (packing == Packing::blocks || packing == Packing::nibble_blocks) return kDecodedRows;
 #ifdef PERILUNE_PAIRS
-  if (packing == Packing::pairs || packing == Packing::pair_nibbles) return panel_rows<Pairs>(columns);
+  if (packing == Packing::pairs || packing == Packing::pair_nibbles) return panel_rows<Pairs>(columns, count);
 #endif
-  return panel_rows<Floats>(columns);
+  return panel_rows<Floats>(columns, count);
+}
+
+// Nanoseconds of one weight row times `count` rows of activations, on one thread: memory or arithmetic.
+inline double row_time(Type type, int64_t columns, int64_t count) {
+  const double reading = static_cast<double>(type_bytes(type, columns)) / 10.0;
+  const double computing = 20.0 + static_cast<double>(columns * count) / 50.0;
+  return reading > computing ? reading : computing;
+}
+
+// The fewest weight rows that a call of dot should get: where reading them takes a part of the time, so many that most
+// are read while others are computed with.
+inline int64_t least_rows(Packing packing, int64_t columns, int64_t count) {
+  return count < kMany ? 16 : rows_together(packing, columns, count) * (count < kPanelTokens ? 4 : 2);
+}
+
+// Weight rows of a chunk of a product.
+inline int64_t chunk_rows(Packing packing, const Matrix& w, int64_t count) {
+  const int64_t least = least_rows(packing, w.columns, count);
+  const auto wanted = static_cast<int64_t>(kChunkTime / row_time(w.type, w.columns, count));
+  return wanted < least ? least : wanted / least * least;
 }
 
 // y[i * y_stride + o - first] = weight row o times packed row which[i] (row i where `which` is null), for i < count and

@@ -13,6 +13,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "kernels/ahead.h"
 #include "perilune.h"
 #include "simd/math.h"
 
@@ -22,13 +23,21 @@ constexpr int64_t kChunkColumns = 4096;
 constexpr int kStreams = 4;
 // A panel of decoded weight rows stays in the second cache, beside the activations of a register tile.
 constexpr int64_t kPanelBytes = 288 << 10;
+// Activation rows from which on so large a panel saves more than it takes to wait for its weights.
+constexpr int64_t kPanelTokens = 64;
+// Weight rows whose sums few activation rows finish together.
+constexpr int kFewRows = 16;
+constexpr int64_t kAskedBytes = 128;
+
+inline int64_t at_most(int64_t count, int64_t limit) { return count < limit ? count : limit; }
 
 // Float32 vectors, multiplied and added in float32.
 struct Floats {
   using Element = float;
   using Vector = F;
   static constexpr int kStep = kLanes;  // columns of a vector
-  static constexpr const int* kNibbleOrder = kFloatNibbleOrder;
+  // Column of place i of a unit in the order in which nibbles are decoded.
+  static constexpr int nibble_column(int i) { return i / 32 * 32 + kFloatNibbleOrder[i % 32]; }
   static Vector load(const float* p) { return PERILUNE_ISA::load(p); }
   static void store(float* p, Vector v) { PERILUNE_ISA::store(p, v); }
   static float element(float x) { return x; }
@@ -39,14 +48,22 @@ struct Floats {
 template <typename O>
 constexpr int kUnit = kStreams * O::kStep;
 
+template <typename E, typename V>
+inline void load_unit(const E* p, V v[kStreams]) {
+  constexpr int kStep = sizeof(V) / (std::is_same_v<V, F> ? sizeof(float) : sizeof(bf16));
+  for (int s = 0; s < kStreams; ++s) load_weights(p + s * kStep, v[s]);
+}
+
 // A row of weights that lie element by element.
 template <typename E>
 struct ElementRow {
   const E* data;
 
+  const char* at(int64_t column) const { return reinterpret_cast<const char*>(data + column); }
+
   template <typename O>
   void decode(int64_t column, typename O::Vector v[kStreams]) const {
-    for (int s = 0; s < kStreams; ++s) load_weights(data + column + s * O::kStep, v[s]);
+    load_unit(data + column, v);
   }
   // The last columns of a row, fewer than a unit; the rest is zero.
   template <typename O>
@@ -61,16 +78,16 @@ struct NibbleRow {
   const uint8_t* data;
   const uint8_t* scales;
 
+  const char* at(int64_t column) const { return reinterpret_cast<const char*>(data + column / 2); }
   template <typename O>
   void decode(int64_t column, typename O::Vector v[kStreams]) const {
-    constexpr int kVectors = 32 / O::kStep;  // of a group
-    for (int group = 0; group < kUnit<O> / 32; ++group)
-      decode_nibbles(data + column / 2 + 16 * group, scales + column / 32 + group, v + kVectors * group);
+    decode_nibbles(data + column / 2, scales + column / 32, v);
   }
   template <typename O>
   void decode_some(int64_t column, int64_t count, typename O::Vector v[kStreams]) const {
-    uint8_t padded[kUnit<O> / 2] = {}, padded_scales[kUnit<O> / 32] = {};
+    uint8_t padded[kUnit<O> / 2] = {}, padded_scales[kUnit<O> / 32];
     std::memcpy(padded, data + column / 2, count / 2);
+    std::memset(padded_scales, 127, sizeof(padded_scales));
     std::memcpy(padded_scales, scales + column / 32, count / 32);
     NibbleRow{padded, padded_scales}.decode<O>(0, v);
   }
@@ -121,64 +138,112 @@ template <typename O, typename E>
 void pack_floats(const E* x, int64_t columns, bool nibbles, typename O::Element* to) {
   for_chunks<O>(columns, [&](int64_t first, int64_t width, int64_t units) {
     for (int64_t unit = 0; unit < units; ++unit) {
-      typename O::Element ordered[kUnit<O>];
-      for (int i = 0; i < kUnit<O>; ++i) {
-        const int64_t column = unit * kUnit<O> + (nibbles ? i / 32 * 32 + O::kNibbleOrder[i % 32] : i);
-        ordered[i] = column < width ? O::element(x[first + column]) : O::element(E{});
-      }
+      typename O::Element own[kUnit<O>], ordered[kUnit<O>];
+      const int64_t column = first + unit * kUnit<O>, count = at_most(width - unit * kUnit<O>, kUnit<O>);
+      for (int64_t i = 0; i < count; ++i) own[i] = O::element(x[column + i]);
+      for (int64_t i = count; i < kUnit<O>; ++i) own[i] = O::element(E{});
+      for (int i = 0; i < kUnit<O>; ++i) ordered[i] = own[nibbles ? O::nibble_column(i) : i];
       for (int s = 0; s < kStreams; ++s)
         O::store(to + first + (s * units + unit) * O::kStep, O::load(ordered + s * O::kStep));
     }
   });
 }
 
-// T activation rows times one weight row, which is read once, in one stream.
-template <typename O, int T, typename Row>
-void dot_few(const Row& row, int64_t columns, const typename O::Element* const* x, float scale, float* y,
-             int64_t y_stride) {
-  F totals[T];
-  for (int t = 0; t < T; ++t) totals[t] = zero();
-  for_chunks<O>(columns, [&](int64_t first, int64_t width, int64_t units) {
-    F sums[T][kStreams];
-    for (int t = 0; t < T; ++t)
-      for (int s = 0; s < kStreams; ++s) sums[t][s] = zero();
-    for (int64_t unit = 0; unit < units; ++unit) {
-      typename O::Vector w[kStreams];
-      decode_unit<O>(row, first, width, unit, w);
-      for (int t = 0; t < T; ++t)
-        for (int s = 0; s < kStreams; ++s)
-          sums[t][s] = O::step(w[s], O::load(x[t] + first + (s * units + unit) * O::kStep), sums[t][s]);
-    }
-    for (int t = 0; t < T; ++t)
-      for (int s = 0; s < kStreams; ++s) totals[t] = add(totals[t], sums[t][s]);
-  });
-  for (int t = 0; t < T; ++t) y[t * y_stride] = sum(totals[t]) * scale;
+// Calls body(0) to body(N - 1), each with a constant: arrays that are indexed so stay in registers.
+template <typename Body, int... I>
+[[gnu::always_inline]] inline void each(const Body& body, std::integer_sequence<int, I...>) {
+  (body(std::integral_constant<int, I>{}), ...);
+}
+template <int N, typename Body>
+[[gnu::always_inline]] inline void each(const Body& body) {
+  each(body, std::make_integer_sequence<int, N>{});
 }
 
-// One stream of R decoded rows times T activation rows, added to totals [R, kTokenTile].
+// A chunk of one weight row times the same chunk of T activation rows, stream by stream, added to their totals.
+template <typename O, int T, typename Row>
+[[gnu::always_inline]] inline void add_chunk(const Row& row, int64_t first, int64_t width, int64_t units,
+                                             const typename O::Element* const* x, F* totals) {
+  F sums[T * kStreams];
+  each<T * kStreams>([&](auto i) { sums[i] = zero(); });
+  const auto add_unit = [&](int64_t unit, const typename O::Vector* w) __attribute__((always_inline)) {
+    each<T * kStreams>([&](auto i) {
+      constexpr int t = i / kStreams, s = i % kStreams;
+      sums[i] = O::step(w[s], O::load(x[t] + first + (s * units + unit) * O::kStep), sums[i]);
+    });
+  };
+  const int64_t whole = width / kUnit<O>, bytes = row.at(kUnit<O>) - row.at(0);
+  typename O::Vector w[kStreams];
+  for (int64_t unit = 0; unit < whole; ++unit) {
+    prefetch_far(row.at(first + unit * kUnit<O>), bytes);
+    row.template decode<O>(first + unit * kUnit<O>, w);
+    add_unit(unit, w);
+  }
+  if (whole < units) {
+    row.template decode_some<O>(first + whole * kUnit<O>, width - whole * kUnit<O>, w);
+    add_unit(whole, w);
+  }
+  each<T * kStreams>([&](auto i) { totals[i / kStreams] = add(totals[i / kStreams], sums[i]); });
+}
+
+// T activation rows times weight rows [first_row, first_row + rows), each of which is read once, from end to end: in
+// pieces, beside which the activations of a chunk would stay in the first cache, memory is read at half the speed.
+template <typename O, int T, typename Row>
+void dot_few(const Rows<Row>& weights, int64_t first_row, int64_t rows, const typename O::Element* const* x, float* y,
+             int64_t y_stride) {
+  F totals[kFewRows * T];
+  for (int i = 0; i < kFewRows * T; ++i) totals[i] = zero();
+  for (int64_t r = 0; r < rows; ++r) {
+    const Row row = weights[first_row + r];
+    for_chunks<O>(weights.w.columns, [&](int64_t first, int64_t width, int64_t units) {
+      add_chunk<O, T>(row, first, width, units, x, totals + r * T);
+    });
+  }
+  float sums[kFewRows * T];
+  sum_all(totals, kFewRows * T, sums);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int t = 0; t < T; ++t) y[t * y_stride + r] = sums[r * T + t] * weights.scale(first_row + r);
+}
+
+template <typename O, typename Row>
+struct DotFew {
+  void (*call)(const Rows<Row>&, int64_t, int64_t, const typename O::Element* const*, float*, int64_t);
+};
+
+template <typename O, typename Row, size_t... I>
+constexpr std::array<DotFew<O, Row>, sizeof...(I)> make_dot_few(std::index_sequence<I...>) {
+  return {DotFew<O, Row>{dot_few<O, I + 1, Row>}...};
+}
+
+// A chunk of R decoded rows times T activation rows, stream by stream, added to totals [R, kTokenTile]; meanwhile `next`
+// is asked for.
 template <typename O, int R, int T>
 void dot_tile(const typename O::Element* w, int64_t w_stride, const typename O::Element* const* x, int64_t at,
-              int64_t units, F* totals) {
-  F sums[R][T];
-  for (int r = 0; r < R; ++r)
-    for (int t = 0; t < T; ++t) sums[r][t] = zero();
+              int64_t units, F* totals, Ahead& next) {
   const typename O::Element* tokens[T];
   for (int t = 0; t < T; ++t) tokens[t] = x[t] + at;
-  for (int64_t i = 0; i < units * O::kStep; i += O::kStep) {
-    typename O::Vector rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = O::load(w + r * w_stride + i);
-    for (int t = 0; t < T; ++t) {
-      const typename O::Vector token = O::load(tokens[t] + i);
-      for (int r = 0; r < R; ++r) sums[r][t] = O::step(rows[r], token, sums[r][t]);
+  for (int s = 0; s < kStreams; ++s) {
+    F sums[R * T];
+    each<R * T>([&](auto i) { sums[i] = zero(); });
+    const int64_t last = (s + 1) * units * O::kStep;
+    for (int64_t i = s * units * O::kStep; i < last; i += O::kStep) {
+      next.ask(kAskedBytes);
+      typename O::Vector rows[R];
+      each<R>([&](auto r) { rows[r] = O::load(w + r * w_stride + i); });
+      each<T>([&](auto t) {
+        const typename O::Vector token = O::load(tokens[t] + i);
+        each<R>([&](auto r) { sums[r * T + t] = O::step(rows[r], token, sums[r * T + t]); });
+      });
     }
+    each<R * T>([&](auto i) {
+      F& total = totals[i / T * kTokenTile + i % T];
+      total = add(total, sums[i]);
+    });
   }
-  for (int r = 0; r < R; ++r)
-    for (int t = 0; t < T; ++t) totals[r * kTokenTile + t] = add(totals[r * kTokenTile + t], sums[r][t]);
 }
 
 template <typename O>
 struct DotTile {
-  void (*call)(const typename O::Element*, int64_t, const typename O::Element* const*, int64_t, int64_t, F*);
+  void (*call)(const typename O::Element*, int64_t, const typename O::Element* const*, int64_t, int64_t, F*, Ahead&);
 };
 
 template <typename O, size_t... I>
@@ -192,11 +257,10 @@ inline DotTile<O> tile_of(int64_t rows, int64_t tokens) {
   return kTiles[(rows - 1) * kTokenTile + tokens - 1];
 }
 
-inline int64_t at_most(int64_t count, int64_t limit) { return count < limit ? count : limit; }
-
 // Rows that are decoded together.
 template <typename O>
-int64_t panel_rows(int64_t columns) {
+int64_t panel_rows(int64_t columns, int64_t count) {
+  if (count < kPanelTokens) return 4 * kRowTile;
   const int64_t bytes = at_most(padded_elements<O>(columns), kChunkColumns) * sizeof(typename O::Element);
   const int64_t rows = kPanelBytes / bytes / kRowTile * kRowTile;
   return rows < kRowTile ? kRowTile : at_most(rows, 16 * kRowTile);
@@ -205,7 +269,8 @@ int64_t panel_rows(int64_t columns) {
 // Rows [first, first + rows) of a panel times `count` activation rows.
 template <typename O, typename Row>
 void dot_panel(const Rows<Row>& weights, int64_t first_row, int64_t rows, const typename O::Element* const* x,
-               int64_t count, typename O::Element* panel, F* totals, float* y, int64_t y_stride) {
+               int64_t count, typename O::Element* panel, F* totals, float* sums, float* y, int64_t y_stride,
+               Ahead& next) {
   const int64_t columns = weights.w.columns, per_tile = rows * kTokenTile;
   const int64_t stride = (at_most(padded_elements<O>(columns), kChunkColumns) / O::kStep | 1) * O::kStep;
   const bool is_one_chunk = columns <= kChunkColumns;
@@ -222,14 +287,14 @@ void dot_panel(const Rows<Row>& weights, int64_t first_row, int64_t rows, const 
       const int64_t tokens = at_most(count - token, kTokenTile);
       F* own = totals + (is_one_chunk ? 0 : token / kTokenTile * per_tile);
       if (first == 0) std::fill_n(own, per_tile, zero());
-      for (int s = 0; s < kStreams; ++s)
-        for (int64_t r = 0; r < rows; r += kRowTile)
-          tile_of<O>(at_most(rows - r, kRowTile), tokens).call(panel + r * stride + s * units * O::kStep, stride, x + token,
-                                                          first + s * units * O::kStep, units, own + r * kTokenTile);
+      for (int64_t r = 0; r < rows; r += kRowTile)
+        tile_of<O>(at_most(rows - r, kRowTile), tokens)
+            .call(panel + r * stride, stride, x + token, first, units, own + r * kTokenTile, next);
       if (first + width < columns) continue;
+      sum_all(own, per_tile, sums);
       for (int64_t t = 0; t < tokens; ++t)
         for (int64_t r = 0; r < rows; ++r)
-          y[(token + t) * y_stride + r] = sum(own[r * kTokenTile + t]) * weights.scale(first_row + r);
+          y[(token + t) * y_stride + r] = sums[r * kTokenTile + t] * weights.scale(first_row + r);
     }
   });
 }
@@ -239,18 +304,22 @@ void dot_float(const Matrix& w, int64_t first, int64_t last, const typename O::E
                float* y, int64_t y_stride) {
   const Rows<Row> weights{w};
   if (count <= kFewTokens) {
-    constexpr decltype(&dot_few<O, 1, Row>) kFew[] = {dot_few<O, 1, Row>, dot_few<O, 2, Row>, dot_few<O, 3, Row>};
-    for (int64_t row = first; row < last; ++row)
-      kFew[count - 1](weights[row], w.columns, x, weights.scale(row), y + row - first, y_stride);
+    static constexpr auto kFew = make_dot_few<O, Row>(std::make_index_sequence<kFewTokens>{});
+    for (int64_t row = first; row < last; row += kFewRows)
+      kFew[count - 1].call(weights, row, at_most(last - row, kFewRows), x, y + row - first, y_stride);
     return;
   }
   Scratch scratch;
-  const int64_t rows = at_most(panel_rows<O>(w.columns), last - first), tiles = (count + kTokenTile - 1) / kTokenTile;
+  const int64_t rows = at_most(panel_rows<O>(w.columns, count), last - first), tiles = (count + kTokenTile - 1) / kTokenTile;
   const int64_t stride = at_most(padded_elements<O>(w.columns), kChunkColumns) + O::kStep;
   auto* panel = scratch.take<typename O::Element>(rows * stride);
   auto* totals = scratch.take<F>(rows * kTokenTile * (w.columns <= kChunkColumns ? 1 : tiles));
-  for (int64_t row = first; row < last; row += rows)
-    dot_panel<O>(weights, row, at_most(last - row, rows), x, count, panel, totals, y + row - first, y_stride);
+  auto* sums = scratch.take<float>(rows * kTokenTile);
+  for (int64_t row = first; row < last; row += rows) {
+    Ahead next(w, at_most(row + rows, last), at_most(row + 2 * rows, last));
+    dot_panel<O>(weights, row, at_most(last - row, rows), x, count, panel, totals, sums, y + row - first, y_stride,
+                 next);
+  }
 }
 
 }  // namespace perilune::PERILUNE_ISA

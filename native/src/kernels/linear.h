@@ -16,13 +16,11 @@ inline void linear(const LinearArgs& args) {
   PackedRows packed[kPackings];
   bool is_packed[kPackings] = {};
   int64_t num_pieces = 0;
-  const auto step_of = [&](const Matrix& w) {
-    const int64_t bytes = type_bytes(w.type, w.columns), rows = (200000 + bytes - 1) / bytes / args.tokens;
-    return rows < 32 ? 32 : rows;
-  };
+  const auto packing_of = [&](const Matrix& w) { return packing_for(w.type, args.type, args.int8_activations); };
+  const auto step_of = [&](const Matrix& w) { return chunk_rows(packing_of(w), w, args.tokens); };
   for (int64_t i = 0; i < args.count; ++i) {
     const Matrix& w = args.weights[i];
-    const Packing packing = packing_for(w.type, args.type, args.int8_activations);
+    const Packing packing = packing_of(w);
     const int at = static_cast<int>(packing);
     if (!is_packed[at]) packed[at] = pack(scratch, packing, args.x, args.type, args.tokens, w.columns);
     is_packed[at] = true;
@@ -38,7 +36,7 @@ inline void linear(const LinearArgs& args) {
   parallel(num_pieces, [&](int64_t chunk) {
     const LinearPiece& piece = pieces[chunk];
     const Matrix& w = args.weights[piece.matrix];
-    const int at = static_cast<int>(packing_for(w.type, args.type, args.int8_activations));
+    const int at = static_cast<int>(packing_of(w));
     const int64_t rows = piece.last - piece.first;
     Scratch inner;
     auto* y = inner.take<float>(rows * args.tokens);

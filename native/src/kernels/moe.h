@@ -78,25 +78,6 @@ inline void route_token(const RouteArgs& args, float* logits, int64_t* ids, floa
   }
 }
 
-// Nanoseconds that a chunk should take: long enough to pay for taking it, short enough that nobody waits for the last.
-constexpr double kChunkTime = 30e3;
-// Rows of activations from which on dot decodes weights for all of them, and needs this many weight rows to pay for what
-// it does to the activations first.
-constexpr int64_t kMany = 4, kRowsForMany = 64;
-
-// Nanoseconds of one weight row times `count` rows of activations, on one thread: memory or arithmetic.
-inline double row_time(Type type, int64_t columns, int64_t count) {
-  const double reading = static_cast<double>(type_bytes(type, columns)) / 10.0;
-  const double computing = 20.0 + static_cast<double>(columns * count) / 25.0;
-  return reading > computing ? reading : computing;
-}
-
-// The fewest weight rows that a call of dot should get.
-inline int64_t least_rows(Packing packing, int64_t columns, int64_t count) {
-  const int64_t together = rows_together(packing, columns);
-  return count < kMany ? 16 : (kRowsForMany + together - 1) / together * together;
-}
-
 inline void moe_route(const RouteArgs& args) {
   constexpr int64_t kSlab = 512;   // tokens whose packed rows and logits are kept at a time
   constexpr int64_t kBlock = 128;  // tokens of a chunk
@@ -109,9 +90,7 @@ inline void moe_route(const RouteArgs& args) {
         pack(scratch, packing_for(args.weight.type, args.type, false), x, args.type, tokens, columns);
     auto* logits = scratch.take<float>(tokens * experts);
     const int64_t block = smaller(tokens, kBlock), blocks = (tokens + block - 1) / block;
-    const int64_t least = least_rows(packed.packing, columns, block);
-    const auto wanted = static_cast<int64_t>(kChunkTime / row_time(args.weight.type, columns, block));
-    const int64_t rows = larger(least, wanted / least * least);
+    const int64_t rows = chunk_rows(packed.packing, args.weight, block);
     parallel((experts + rows - 1) / rows * blocks, [&](int64_t chunk) {
       const int64_t from = chunk / blocks * rows, token = chunk % blocks * block;
       dot(args.weight, from, smaller(experts, from + rows), rows_from(packed, token), nullptr,

@@ -62,6 +62,25 @@ inline float sum(F a) {
   x = _mm_add_ps(x, _mm_movehl_ps(x, x));
   return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
 }
+// Lane i is sum(v[i]), added in the same order.
+inline F sum_each(const F v[kLanes]) {
+  F quads[4];
+  for (int i = 0; i < 4; ++i) {
+    F halves[2];
+    for (int j = 0; j < 2; ++j) {
+      const F a = v[i + 8 * j], b = v[i + 8 * j + 4];
+      halves[j] = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    }
+    quads[i] = _mm512_add_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
+                             _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+  }
+  F pairs[2];
+  for (int i = 0; i < 2; ++i) {
+    const __m512d a = _mm512_castps_pd(quads[2 * i]), b = _mm512_castps_pd(quads[2 * i + 1]);
+    pairs[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  }
+  return _mm512_add_ps(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88), _mm512_shuffle_ps(pairs[0], pairs[1], 0xdd));
+}
 inline float largest(F a) { return _mm512_reduce_max_ps(a); }
 // a as it reads back after being stored as bf16
 inline F rounded_bf16(F a) {

@@ -110,6 +110,12 @@ inline F select_less(F a, F b, F x, F y) {
   return x;
 }
 inline float sum(F a) { return ((a.v[0] + a.v[4]) + (a.v[2] + a.v[6])) + ((a.v[1] + a.v[5]) + (a.v[3] + a.v[7])); }
+// Lane i is sum(v[i]).
+inline F sum_each(const F v[kLanes]) {
+  F r;
+  PERILUNE_EACH r.v[i] = sum(v[i]);
+  return r;
+}
 inline float largest(F a) {
   float r = a.v[0];
   PERILUNE_EACH r = a.v[i] > r ? a.v[i] : r;

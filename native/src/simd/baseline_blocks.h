@@ -1,42 +1,55 @@
-// Products of int8 blocks in plain C++, one row of activations at a time.
+// Products of int8 blocks in plain C++.
 #pragma once
 
+#include <cmath>
+
 #include "kernels/blocks.h"
+#include "simd/baseline.h"
 
 namespace perilune::PERILUNE_ISA {
 
-constexpr int kFewBlockTokens = 1;
+template <bool nibbles>
+struct BlockLayout {
+  using Value = int8_t;
+  static constexpr bool kDoubled = nibbles;
+  static constexpr int kRaise = 0;
 
-inline float lane_sum(const float a[8]) { return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])); }
-
-template <bool nibbles, int T>
-void blocks_few(const Matrix& w, int64_t row, const BlockRow<nibbles>* x, float* y, int64_t) {
-  static_assert(T == 1);
-  uint8_t padded[WeightGroup<nibbles>::kPadded];
-  float lanes[kGroup] = {};
-  for (int64_t group = 0; group < BlockRow<nibbles>::groups(w.columns); ++group) {
-    const WeightGroup<nibbles> own(w, row, group, padded);
-    for (int lane = 0; lane < kGroup; ++lane) {
-      const int block = block_of_lane<nibbles>(lane);
-      const auto* values = x->values + group * kGroupColumns;
-      int32_t total = nibbles ? x->offsets[group * kGroup + lane] : 0;
-      for (int i = 0; i < kBlock; ++i) {
-        const uint8_t byte = own.data[nibbles ? block * 16 + i / 2 : block * kBlock + i];
-        const int weight = nibbles ? kRaisedCodes[i % 2 == 0 ? byte & 15 : byte >> 4] : static_cast<int8_t>(byte);
-        total += weight * values[BlockRow<nibbles>::place(lane, i)];
-      }
-      const float scale = nibbles ? std::ldexp(1.0f, own.scales[block] - 127) : 1.0f;
-      lanes[lane] += static_cast<float>(total) * (scale * x->scales[group * kGroup + lane]);
-    }
-  }
-  *y = lane_sum(lanes);
-}
+  static constexpr int block_of_lane(int lane) { return lane; }
+  static constexpr int column(int i) { return i; }
+};
 
 template <bool nibbles>
-void blocks_many(const Matrix& w, int64_t first, int64_t last, const BlockRow<nibbles>* x, int64_t count, float* y,
-                 int64_t y_stride) {
-  for (int64_t row = first; row < last; ++row)
-    for (int64_t i = 0; i < count; ++i) blocks_few<nibbles, 1>(w, row, x + i, y + i * y_stride + row - first, y_stride);
-}
+struct BlockWeights {
+  int8_t v[kGroupColumns];  // [dword][lane][4]
+  float scales[kGroup];
+
+  void decode(const uint8_t* data, const uint8_t* group_scales) {
+    for (int lane = 0; lane < kGroup; ++lane)
+      for (int i = 0; i < kBlock; ++i) {
+        const uint8_t byte = data[nibbles ? lane * 16 + i / 2 : lane * kBlock + i];
+        v[i / 4 * 4 * kGroup + lane * 4 + i % 4] =
+            nibbles ? static_cast<int8_t>(kRaisedCodes[byte >> (i % 2 * 4) & 15] - 12) : static_cast<int8_t>(byte);
+      }
+    for (int lane = 0; lane < kGroup; ++lane) scales[lane] = nibbles ? std::ldexp(1.0f, group_scales[lane] - 127) : 1.0f;
+  }
+
+  // totals[r] + the blocks' products with weight row r, times their scales
+  template <int R>
+  static void add_products(const BlockWeights* w, const int8_t* x, const float* x_scales, const int32_t*, F* totals) {
+    for (int r = 0; r < R; ++r) {
+      int32_t exact[kGroup] = {};
+      for (int i = 0; i < kGroupColumns; ++i) exact[i / 4 % kGroup] += w[r].v[i] * x[i];
+      F values, scale;
+      for (int lane = 0; lane < kGroup; ++lane) {
+        values.v[lane] = static_cast<float>(exact[lane]);
+        scale.v[lane] = w[r].scales[lane] * x_scales[lane];
+      }
+      totals[r] = fma(values, scale, totals[r]);
+    }
+  }
+};
+
+// Weight rows that share an activation once it is loaded.
+constexpr int kBlockTile = 1;
 
 }  // namespace perilune::PERILUNE_ISA

@@ -1,6 +1,7 @@
 // exp, sigmoid, tanh on vectors, and loops over rows whose length need not be a multiple of the vector.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 // Included after simd/<isa>.h.
@@ -91,6 +92,13 @@ void with_element(Type type, const Body& body) {
     body(static_cast<const float*>(nullptr));
   else
     body(static_cast<const bf16*>(nullptr));
+}
+
+// y[i] = sum(v[i])
+inline void sum_all(const F* v, int64_t count, float* y) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(y + i, sum_each(v + i));
+  for (; i < count; ++i) y[i] = sum(v[i]);
 }
 
 }  // namespace perilune::PERILUNE_ISA
