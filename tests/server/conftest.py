@@ -12,6 +12,7 @@ import httpx
 import pytest
 import uvicorn
 
+from perilune.config.media import MediaConfig
 from perilune.engine.client import ModelInfo
 from perilune.engine.fake import FakeEngine
 from perilune.engine.request import GenerateRequest
@@ -83,10 +84,12 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
         delay_s: float = 0.0,
         settings: ServerSettings | None = None,
         max_model_len: int = MAX_MODEL_LEN,
+        media: MediaConfig | None = None,
     ) -> Running:
         token_ids = tokenizer.encode_markup(says) if isinstance(says, str) else []
         script = (lambda _: token_ids) if isinstance(says, str) else says
-        model = ModelInfo(MODEL_NAME, max_model_len, tokenizer.vocab_size, tokenizer.eos_token_ids, 1_700_000_000)
+        eos_token_ids = tokenizer.eos_token_ids
+        model = ModelInfo(MODEL_NAME, max_model_len, tokenizer.vocab_size, eos_token_ids, 1_700_000_000, media)
         engine = FakeEngine(model, lambda request: running.script(request), delay_s=delay_s)
         app = create_app(engine, tokenizer, settings or ServerSettings())
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=1))
