@@ -44,6 +44,8 @@ struct Calls {
   Recorded<IndexerArgs> indexer_topk{"indexer_topk", &Kernels::indexer_topk};
   Recorded<PatchAttentionArgs> patch_attention{"patch_attention", &Kernels::patch_attention};
   Recorded<GeluArgs> gelu_tanh{"gelu_tanh", &Kernels::gelu_tanh};
+  Recorded<SampleArgs> sample_tokens{"sample_tokens", &Kernels::sample_tokens};
+  Recorded<PenaltyArgs> penalize{"penalize", &Kernels::penalize};
 };
 
 const Calls& kernels() {
@@ -227,6 +229,18 @@ void gelu_tanh(Address x, int type, Int count, Address y) {
   kernels().gelu_tanh({from(x), type_of(type), count, at(y)});
 }
 
+void sample_tokens(Address logits, int type, Int rows, Int columns, Address mask, Address settings, Address ids,
+                   Address best) {
+  kernels().sample_tokens({from(logits), type_of(type), rows, columns, from<int32_t>(mask), from<double>(settings),
+                           at<int64_t>(ids), at<float>(best)});
+}
+
+void penalize(Address logits, Int columns, Address ids, Int count, Int num_prompt, float repetition, float frequency,
+              float presence) {
+  kernels().penalize(
+      {at<float>(logits), columns, from<int64_t>(ids), count, num_prompt, repetition, frequency, presence});
+}
+
 }  // namespace perilune::bindings
 
 NB_MODULE(_native, m) {
@@ -266,6 +280,8 @@ NB_MODULE(_native, m) {
   m.def("indexer_topk", indexer_topk, free);
   m.def("patch_attention", patch_attention, free);
   m.def("gelu_tanh", gelu_tanh, free);
+  m.def("sample_tokens", sample_tokens, free);
+  m.def("penalize", penalize, free);
 
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())

@@ -8,14 +8,19 @@ from typing import Any
 import torch
 
 from perilune import ops
-from perilune.bench import mixer_cases, row_cases, weight_cases
+from perilune.bench import mixer_cases, row_cases, sampling_cases, weight_cases
 from perilune.bench.case import BenchCase, Builder
 from perilune.bench.ceilings import Ceilings
 from perilune.bench.spread import Spread, time_calls
 from perilune.errors import ConfigError
 from perilune.ops.registry import Op, all_ops
 
-BUILDERS: dict[str, Builder] = {**row_cases.BUILDERS, **weight_cases.BUILDERS, **mixer_cases.BUILDERS}
+BUILDERS: dict[str, Builder] = {
+    **row_cases.BUILDERS,
+    **weight_cases.BUILDERS,
+    **mixer_cases.BUILDERS,
+    **sampling_cases.BUILDERS,
+}
 # a reference that would take longer is not run
 LONGEST_REFERENCE_S = 5.0
 REFERENCE = "reference"

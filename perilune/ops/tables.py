@@ -13,6 +13,7 @@ from perilune.ops.moe import cases as moe
 from perilune.ops.mxfp4 import cases as mxfp4
 from perilune.ops.norm import cases as norm
 from perilune.ops.rows import cases as rows
+from perilune.ops.sampling import cases as sampling
 from perilune.ops.vision import cases as vision
 
 CASE_TABLES: dict[str, CaseTable[Any]] = {
@@ -26,5 +27,6 @@ CASE_TABLES: dict[str, CaseTable[Any]] = {
     **mxfp4.TABLES,
     **norm.TABLES,
     **rows.TABLES,
+    **sampling.TABLES,
     **vision.TABLES,
 }

@@ -69,7 +69,7 @@ def random_request(rng):
         output=output,
         temperature=choose([0, 0.3, 0.7, 1.0, 1.9]),
         top_p=choose([1.0, 1.0, 0.9, 0.5, 0.05]),
-        top_k=choose([0, 0, 1, 3, 20, 36, 37, 500]),
+        top_k=choose([0, 0, 1, 3, 20, 36, 37, 500, 10**400]),
         min_p=choose([0.0, 0.0, 0.05, 0.4, 1.0]),
         repetition_penalty=choose([1.0, 1.3, 0.7]),
         presence_penalty=choose([0.0, 0.5, -1.0]),
@@ -250,6 +250,43 @@ def test_a_row_that_is_not_finite_fails_alone(bad, found, temperature):
     assert isinstance(sampled[1], SamplingFailure)
     assert found in sampled[1].reason
     assert [sampled[0], sampled[2]] == [untouched[0], untouched[2]]
+
+
+def mask_of(*allowed):
+    """The words of one row over VOCAB tokens."""
+    words = [0] * -(-VOCAB // 32)
+    for token_id in allowed:
+        words[token_id // 32] |= 1 << token_id % 32
+    return [word - 2**32 if word >= 2**31 else word for word in words]
+
+
+def test_a_masked_row_takes_allowed_tokens_only_and_the_others_go_on():
+    rng = random.Random(6)
+    logits = torch.randn(9, VOCAB) * 2
+    requests = [random_request(rng) for _ in range(9)]
+    untouched = Sampler().sample(logits, requests)
+    rows = [[-1, -1]] * 9
+    rows[4], rows[7] = mask_of(0, 31, 36), mask_of(35)
+    sampled = Sampler().sample(logits, requests, torch.tensor(rows, dtype=torch.int32))
+    assert sampled[4].token_id in (0, 31, 36)
+    assert sampled[7].token_id == 35
+    assert [*sampled[:4], *sampled[5:7], sampled[8]] == [*untouched[:4], *untouched[5:7], untouched[8]]
+
+
+def test_a_mask_counts_before_the_filters_and_leaves_logprobs_alone():
+    logits = torch.tensor([[5.0, 1.0, 0.9, 0.0]])
+    mask = torch.tensor([mask_of(1, 2)[:1]], dtype=torch.int32)
+    for seed in range(20):
+        (sampled,) = Sampler().sample(logits, [row(seed=seed, top_k=1, logprobs=0)], mask)
+        assert sampled.token_id == 1
+        assert sampled.logprob.logprob == pytest.approx(float(torch.log_softmax(logits[0], -1)[1]), abs=1e-6)
+        assert sampled.logprob.rank == 2
+
+
+def test_a_mask_that_allows_nothing_is_a_failure():
+    (sampled,) = Sampler().sample(torch.zeros(1, VOCAB), [row()], torch.zeros(1, 2, dtype=torch.int32))
+    assert isinstance(sampled, SamplingFailure)
+    assert "minus infinity" in sampled.reason
 
 
 def test_no_rows_give_no_tokens():

@@ -14,6 +14,7 @@
 #include "kernels/norm.h"
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
+#include "kernels/sample.h"
 #include "kernels/vision.h"
 
 namespace perilune::PERILUNE_ISA {
@@ -45,6 +46,8 @@ const Kernels table = {
     /* indexer_topk */ indexer_topk,
     /* patch_attention */ patch_attention,
     /* gelu_tanh */ gelu_tanh,
+    /* sample_tokens */ sample_tokens,
+    /* penalize */ penalize,
     /* dots */ dots,
 };
 
