@@ -22,25 +22,34 @@ FLOORS = {
     "ops": 2,
     **dict.fromkeys(["cache", "checkpoint", "parallel"], 3),
     "models": 4,
-    **dict.fromkeys(["sampling", "speculative", "text"], 5),
+    **dict.fromkeys(["sampling", "speculative", "text", "grammar"], 5),
     "engine": 6,
     **dict.fromkeys(["server", "verify", "bench", "planner"], 7),
     **dict.fromkeys(["cli", "train"], 8),
 }
 # On the lowest floor everything may name an error; elsewhere a sideways import is one of these.
 SIDEWAYS = {("env", "errors"), ("platform", "errors"), ("config", "errors"), ("checkpoint", "parallel")}
-SIDEWAYS |= {("speculative", "sampling")}
+SIDEWAYS |= {("speculative", "sampling"), ("grammar", "text")}
 
 # What the server may know of the engine: the client and the messages that cross it.
 SERVER_MAY_USE = ("engine.client", "engine.request", "engine.stats", "sampling.params", "sampling.logprobs")
-SERVER_MAY_USE += ("text", "errors", "env", "config", "server")
+SERVER_MAY_USE += ("grammar.answer", "grammar.spec", "text", "errors", "env", "config", "server")
 OPS_MAY_USE = ("ops", "errors", "platform", "env", "_native")
 PLANNER_MAY_USE = ("planner", "config", "models.accounting", "cache.spec", "checkpoint.names", "errors", "platform")
 MODELS_MAY_NOT_USE = ("env", "config.engine", "platform")
 
 TORCH_FREE = [
     *["errors", "env", "platform", "config"],
-    *["cache.spec", "cache.pool", "cache.manager", "models.accounting", "sampling.params", "sampling.logprobs", "text"],
+    *[
+        "cache.spec",
+        "cache.pool",
+        "cache.manager",
+        "models.accounting",
+        "sampling.params",
+        "sampling.logprobs",
+        "text",
+        "grammar",
+    ],
     *[
         "engine.scheduler",
         "engine.request",

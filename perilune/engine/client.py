@@ -9,6 +9,7 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -18,6 +19,7 @@ from perilune.engine.core import EngineCore
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput, TokenLogprob
 from perilune.engine.stats import EngineStats, HistogramData
 from perilune.errors import RequestError
+from perilune.grammar.matcher import GrammarState
 
 __all__ = [
     "EngineClient",
@@ -65,9 +67,9 @@ class EngineClient(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a request, up to and with the one that has a finish reason.
 
-        What can never be served raises RequestError or CapacityError from this call itself. The request is submitted
-        when the first output is awaited; closing the generator, or cancelling the task that waits in it, aborts the
-        request, which is free within one step.
+        What can never be served raises RequestError or CapacityError from this call itself, and a grammar that cannot
+        be compiled does when the first output is awaited. Then the request is submitted; closing the generator, or
+        cancelling the task that waits in it, aborts the request, which is free within one step.
         """
 
     def abort(self, request_id: str) -> None:
@@ -86,6 +88,12 @@ class _Phase(Enum):
     DRAINING = "the engine is shutting down"
     CANCELLING = "the engine is shutting down at once"
     STOPPED = "the engine is stopped"
+
+
+@dataclass(frozen=True)
+class _Add:
+    request: GenerateRequest
+    grammar: GrammarState | None
 
 
 @dataclass(frozen=True)
@@ -114,19 +122,23 @@ class InProcessClient:
         self.model = model
         self._core = core
         self._condition = threading.Condition()
-        self._inbox: deque[GenerateRequest | _Abort] = deque()
+        self._inbox: deque[_Add | _Abort] = deque()
         self._streams: dict[str, _Stream] = {}
         self._phase = _Phase.NEW
         self._failure: str | None = None
         self._stats = core.stats()
+        # one at a time, so that hostile grammars take turns and never the threads of anybody else
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="perilune-grammar")
         self._thread = threading.Thread(target=self._run, name="perilune-engine", daemon=True)
 
     def start(self) -> None:
         assert self._phase is _Phase.NEW, self._phase.value
         self._phase = _Phase.RUNNING
         self._thread.start()
+        self._compiling.submit(self._core.warm_up)
 
     def stop(self, timeout_s: float) -> None:
+        self._compiling.shutdown(wait=False, cancel_futures=True)
         if not self._thread.is_alive():
             return
         self._move_to(_Phase.DRAINING)
@@ -155,8 +167,12 @@ class InProcessClient:
         return self._outputs(request)
 
     async def _outputs(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
-        stream = _Stream(request, asyncio.get_running_loop(), asyncio.Queue())
-        self._submit(stream)
+        loop = asyncio.get_running_loop()
+        stream = _Stream(request, loop, asyncio.Queue())
+        grammar = None
+        if request.grammar is not None:
+            grammar = await loop.run_in_executor(self._compiling, self._core.compile, request)
+        self._submit(stream, grammar)
         try:
             while True:
                 output = await stream.outputs.get()
@@ -166,14 +182,14 @@ class InProcessClient:
         finally:
             self._close(stream)
 
-    def _submit(self, stream: _Stream) -> None:
+    def _submit(self, stream: _Stream, grammar: GrammarState | None) -> None:
         request_id = stream.request.request_id
         with self._condition:
             self._refuse_unless_running()
             if request_id in self._streams:
                 raise RequestError(f"a request with id {request_id!r} is running", param="request_id")
             self._streams[request_id] = stream
-            self._inbox.append(stream.request)
+            self._inbox.append(_Add(stream.request, grammar))
             self._condition.notify()
 
     def _close(self, stream: _Stream) -> None:
@@ -228,13 +244,13 @@ class InProcessClient:
         self._deliver(outputs)
         return not has_ended
 
-    def _apply(self, command: GenerateRequest | _Abort) -> RequestOutput | None:
+    def _apply(self, command: _Add | _Abort) -> RequestOutput | None:
         if isinstance(command, _Abort):
             return self._core.abort(command.request_id)
         try:
-            self._core.add(command)
+            self._core.add(command.request, command.grammar)
         except Exception as error:
-            return _orphan_output(command, str(error))
+            return _orphan_output(command.request, str(error))
         return None
 
     def _deliver(self, outputs: Iterable[RequestOutput]) -> None:

@@ -24,6 +24,8 @@ from perilune.engine.request import (
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.stats import EngineStats, StatsRecorder
 from perilune.errors import CapacityError, RequestError
+from perilune.grammar.compiler import GrammarCompiler
+from perilune.grammar.matcher import GrammarState
 from perilune.sampling.logprobs import SampledToken
 from perilune.text.stream import TextStream
 from perilune.text.tokenizer import Tokenizer
@@ -61,10 +63,11 @@ class _Live:
 
 
 class EngineCore:
-    """Requests in, outputs out, one step at a time. Without a tokenizer, stop strings are refused.
+    """Requests in, outputs out, one step at a time. Without a tokenizer, stop strings and grammars are
+    refused.
 
-    A request that fails (logits that are not finite, an error in its own text) ends alone with reason error. An
-    exception of the runner ends the requests of that step; the core goes on.
+    A request that fails (logits that are not finite, a grammar that leads nowhere, an error in its own text) ends
+    alone with reason error. An exception of the runner ends the requests of that step; the core goes on.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class EngineCore:
     ):
         self.limits = limits
         self.tokenizer = tokenizer
+        self._compiler = None if tokenizer is None else GrammarCompiler(tokenizer, limits.vocab_size)
         self._runner = runner
         self._cache = cache
         self._scheduler = Scheduler(
@@ -104,6 +108,11 @@ class EngineCore:
             raise RequestError("this model has no vision weights; send text only", param="messages", code="unsupported")
         if message.params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer and this engine has none", param="stop")
+        if message.grammar is not None and message.params.ignore_eos:
+            raise RequestError(
+                "ignore_eos is true, but a constrained answer ends where its grammar ends; leave it out",
+                param="ignore_eos",
+            )
         num_prompt_tokens, num_cached = len(message.prompt_token_ids), self._max_total_tokens(message) - 1
         if not self._cache.can_ever_fit(num_cached):
             room = self._cache.capacity_tokens + 1
@@ -113,8 +122,28 @@ class EngineCore:
                 "start with a larger cache"
             )
 
-    def add(self, message: GenerateRequest) -> None:
-        """Queue a request; raises as `check` does, and RequestError for an id that is in use."""
+    def warm_up(self) -> None:
+        """Prepare what the first constrained request would otherwise wait for; safe to call from any thread."""
+        if self._compiler is not None:
+            self._compiler.warm_up()
+
+    def compile(self, message: GenerateRequest) -> GrammarState | None:
+        """The grammar of a request, ready to be followed; safe to call from any thread.
+
+        Raises RequestError, naming the field, for a grammar that is wrong or too large. May take a good part of a
+        second.
+        """
+        if message.grammar is None:
+            return None
+        if self._compiler is None:
+            raise RequestError("a grammar needs a tokenizer and this engine has none", param="response_format")
+        return self._compiler.compile(message.grammar)
+
+    def add(self, message: GenerateRequest, grammar: GrammarState | None = None) -> None:
+        """Queue a request with its grammar, which is compiled here if it has not been.
+
+        Raises as `check` and `compile` do, and RequestError for an id that is in use.
+        """
         self.check(message)
         if message.request_id in self._live:
             raise RequestError(f"a request with id {message.request_id!r} is running", param="request_id")
@@ -125,6 +154,7 @@ class EngineCore:
             arrival_s=self._clock(),
             max_total_tokens=self._max_total_tokens(message),
             seed=secrets.randbits(63) if params.seed is None else params.seed,
+            grammar=self.compile(message) if grammar is None else grammar,
         )
         text = None
         if params.stop:
@@ -183,6 +213,10 @@ class EngineCore:
         sampled = result.tokens[request.request_id]
         request.token_ids.append(sampled.token_id)
         self._recorder.on_token(request, self._clock())
+        if request.grammar is not None:
+            request.grammar.advance(sampled.token_id)
+            if request.grammar.error is not None:
+                return self._fail(request, f"the grammar failed: {request.grammar.error}")
         try:
             reason, stop_reason = self._end(request, sampled.token_id)
         except Exception as error:

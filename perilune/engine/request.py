@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
 from perilune.errors import RequestError
+from perilune.grammar.matcher import GrammarState
+from perilune.grammar.spec import Grammar
 from perilune.sampling.logprobs import TokenLogprob as TokenLogprob
 from perilune.sampling.params import SamplingParams
 from perilune.text.channels import Channel
@@ -37,7 +39,8 @@ class GenerateRequest:
     """One prompt to continue.
 
     `start_channel` is the channel that the first generated token belongs to, so that stop strings match response
-    text only; `Channel.TEXT` is plain text without channels. `images` lie in the prompt in their order.
+    text only; `Channel.TEXT` is plain text without channels. `images` lie in the prompt in their order. `grammar` is
+    what the generated tokens must obey.
     """
 
     request_id: str
@@ -45,6 +48,7 @@ class GenerateRequest:
     params: SamplingParams
     start_channel: Channel = Channel.TEXT
     images: tuple[ImageInput, ...] = ()
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ class Request:
 
     `arrival_index` orders requests for admission and preemption; `max_total_tokens` bounds prompt plus output.
     `token_ids` are prompt and output. `prompt_logprobs[i]` belongs to prompt token i, and grows as the prompt is
-    computed. `seed` is the one asked for, or one drawn for this request. Times are readings of the engine's clock, in
+    computed. `seed` is the one asked for, or one drawn for this request. `grammar` has taken every token that was
+    generated, and stays as it is when the request is preempted. Times are readings of the engine's clock, in
     seconds.
     """
 
@@ -87,6 +92,7 @@ class Request:
     arrival_s: float
     max_total_tokens: int
     seed: int
+    grammar: GrammarState | None = None
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])

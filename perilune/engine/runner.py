@@ -15,6 +15,7 @@ from perilune.cache.storage import CacheStorage
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.images.encoder import ImageEncoder
 from perilune.engine.replay import ReplayedSteps, fill_table_row
+from perilune.engine.request import Request
 from perilune.models.inputs import ForwardBatch
 from perilune.ops.threads import torch_stands_back
 from perilune.sampling.logprobs import SampledToken, SamplingFailure, TokenLogprob
@@ -116,12 +117,33 @@ class ModelRunner:
             SamplingRow(item.params, item.seed, item.message.prompt_token_ids, item.output_token_ids)
             for item in requests
         ]
-        for request, sampled in zip(requests, self._sampler.sample(logits_RV[last_rows], rows), strict=True):
+        bitmask_RW = self._bitmask(requests, logits_RV.shape[1], failures)
+        for request, sampled in zip(
+            requests, self._sampler.sample(logits_RV[last_rows], rows, bitmask_RW), strict=True
+        ):
             if isinstance(sampled, SamplingFailure):
                 failures[request.request_id] = sampled.reason
             elif request.request_id not in failures:
                 tokens[request.request_id] = sampled
         return StepResult(tokens, failures, prompt_logprobs)
+
+    def _bitmask(self, requests: Sequence[Request], vocab_size: int, failures: dict[str, str]) -> Tensor | None:
+        """The tokens that grammars allow, int32 [R, W] of 32 bits each; None where everything is allowed.
+
+        A request whose grammar allows nothing goes into `failures`, and its row allows everything.
+        """
+        bound = [(row, item.grammar) for row, item in enumerate(requests) if item.grammar and item.grammar.constrains]
+        if not bound:
+            return None
+        bitmask_RW = torch.full((len(requests), -(-vocab_size // 32)), -1, dtype=torch.int32)
+        for row, grammar in bound:
+            row_W = bitmask_RW[row]
+            grammar.fill(row_W.data_ptr(), row_W.nbytes)
+            if grammar.error is not None or not row_W.any():
+                reason = grammar.error or "it allows no token here"
+                failures[requests[row].request_id] = f"the grammar failed: {reason}"
+                row_W.fill_(-1)
+        return bitmask_RW
 
     def _prompt_logprobs(self, sequence: ScheduledSequence, logits_TV: Tensor) -> list[TokenLogprob] | SamplingFailure:
         request, num_top = sequence.request, sequence.request.params.prompt_logprobs

@@ -10,7 +10,7 @@ from perilune.text.images.reader import ImageReader
 from perilune.text.messages import ChatMessage, parse_messages
 from perilune.text.prompt.calls import tools_channel
 from perilune.text.prompt.effort import thinking_effort
-from perilune.text.prompt.output_format import output_format_message, parse_output_format
+from perilune.text.prompt.output_format import OutputFormat, output_format_message, parse_output_format
 from perilune.text.prompt.results import order_results
 from perilune.text.prompt.segments import (
     PlacedPicture,
@@ -27,6 +27,7 @@ from perilune.text.prompt.segments import (
 from perilune.text.prompt.tools import (
     Tool,
     Toolbox,
+    ToolChoice,
     new_tool_declaration,
     parse_tool_choice,
     tool_choice_message,
@@ -40,14 +41,17 @@ class EncodedPrompt:
     """A prompt ready to be continued by the model.
 
     The last `num_stub_tokens` open the channel in which the answer starts; the released API does not count them.
-    `tools` are those that the answer may call: none if none are declared or if the request forbids calls. `segments`
-    are what was encoded, and `pictures` lie where they stand in it.
+    `tools` are those that the answer may call: none if none are declared or if the request forbids calls. `choice` and
+    `form` are what the prompt says of calls and of the form of the answer. `segments` are what was encoded, and
+    `pictures` lie where they stand in it.
     """
 
     token_ids: tuple[int, ...]
     start_channel: Channel
     num_stub_tokens: int
     tools: tuple[Tool, ...] = ()
+    choice: ToolChoice = field(default_factory=ToolChoice)
+    form: OutputFormat = field(default_factory=OutputFormat)
     segments: tuple[Segment, ...] = field(default=(), compare=False, repr=False)
     pictures: tuple[PlacedPicture, ...] = ()
 
@@ -97,6 +101,8 @@ def encode_chat(
         start_channel=start,
         num_stub_tokens=0 if last.is_partial else len(stub_ids),
         tools=toolbox.callable_with(choice),
+        choice=choice,
+        form=form,
         segments=(*body, *stub),
         pictures=tuple(place_pictures(body, body_ids, tokenizer)),
     )

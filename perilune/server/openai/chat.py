@@ -15,12 +15,12 @@ from perilune.server.choice import Choice, Piece, token_text, usage
 from perilune.server.generation import Dispatcher
 from perilune.server.openai.prompt import chat_prompt
 from perilune.server.openai.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
+from perilune.server.openai.structured import grammar_of_chat
 from perilune.server.openai.tools import call_delta, earlier_call_ids, whole_calls
 from perilune.server.openai.validate import (
     check_context,
     check_model,
     check_stream_options,
-    check_unconstrained,
     check_unsupported,
     choice_params,
     num_choices,
@@ -59,14 +59,19 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
     num_top_logprobs = _num_top_logprobs(request)
     params = sampling_params(request, max_tokens=max_tokens, logprobs=num_top_logprobs, default_top_p=DEFAULT_TOP_P)
     prompt = chat_prompt(request, tokenizer, settings, model.media)
-    check_unconstrained(request, can_call=bool(prompt.tools))
+    grammar = grammar_of_chat(request, prompt, tokenizer)
     check_context(len(prompt.token_ids), max_tokens, model, "messages")
     images = prompt.load_images()
     # 8 hex digits of the time first, so that ids sort by it
     response_id = f"chatcmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
     requests = tuple(
         GenerateRequest(
-            f"{response_id}-{index}", prompt.token_ids, choice_params(params, index), prompt.start_channel, images
+            f"{response_id}-{index}",
+            prompt.token_ids,
+            choice_params(params, index),
+            prompt.start_channel,
+            images,
+            grammar,
         )
         for index in range(n)
     )

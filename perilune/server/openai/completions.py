@@ -12,6 +12,7 @@ from perilune.errors import RequestError
 from perilune.server.choice import Choice, token_text, usage
 from perilune.server.generation import Dispatcher
 from perilune.server.openai.schema import NOTHING, CompletionRequest
+from perilune.server.openai.structured import grammar_of_completion
 from perilune.server.openai.validate import (
     check_context,
     check_model,
@@ -65,12 +66,15 @@ def plan_completion(
         prompt_logprobs=request.logprobs if request.echo else None,
     )
     has_usage_frame = check_stream_options(request)
+    grammar = grammar_of_completion(request)
     response_id = f"cmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
     requests: list[GenerateRequest] = []
     for token_ids in (_prompt_ids(prompt, tokenizer, model) for prompt in prompts):
         check_context(len(token_ids), max_tokens, model, "prompt")
         for index in range(len(requests), len(requests) + n):
-            requests.append(GenerateRequest(f"{response_id}-{index}", token_ids, choice_params(params, index)))
+            requests.append(
+                GenerateRequest(f"{response_id}-{index}", token_ids, choice_params(params, index), grammar=grammar)
+            )
     texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts]
     return CompletionPlan(
         base={"id": response_id, "object": "text_completion", "created": int(time.time()), "model": model.name},

@@ -14,6 +14,15 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_obfuscation: bool | None = None
 
 
+class StructuredOutputs(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Exactly one of the fields says what the answer must be; `json` is a schema and `grammar` is in Lark."""
+
+    json: dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What every kind of generation accepts."""
 
@@ -34,6 +43,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
     # no effect
     user: str | None = None
 
@@ -127,6 +137,7 @@ class DetokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 # the type at each place where an object may stand, to name what is allowed there
 NESTED: dict[str, type[msgspec.Struct]] = {
     "stream_options": StreamOptions,
+    "structured_outputs": StructuredOutputs,
     "thinking": Thinking,
     "chat_template_kwargs": TemplateOptions,
 }

@@ -14,7 +14,6 @@ from perilune.server.openai.schema import (
     NESTED,
     NOTHING,
     UNSUPPORTED_IN_CHAT,
-    ChatRequest,
     CompletionRequest,
     Sampling,
 )
@@ -86,20 +85,6 @@ def check_unsupported(request: msgspec.Struct, reasons: Mapping[str, str]) -> No
     for name, reason in reasons.items():
         if getattr(request, name) not in NOTHING:
             raise RequestError(reason, param=name, code="unsupported")
-
-
-def check_unconstrained(request: ChatRequest, can_call: bool) -> None:
-    """Refuse what only a grammar over the answer can keep; `can_call` says whether the answer may call tools."""
-    form = (request.response_format or {}).get("type")
-    if form not in (None, "text"):
-        problem, param = f"response_format {form}; ask for JSON in a message", "response_format"
-    elif request.tool_choice not in (None, "auto", "none"):
-        problem, param = "a tool_choice that demands a call; leave it out, or use auto or none", "tool_choice"
-    elif request.parallel_tool_calls is False and can_call:
-        problem, param = "parallel_tool_calls false; leave it out", "parallel_tool_calls"
-    else:
-        return
-    raise RequestError(f"not supported yet: {problem}", param=param, code="unsupported")
 
 
 def check_word(value: str, allowed: Iterable[str], param: str) -> None:

@@ -37,10 +37,11 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Tool:
-    """A declared function; `spec` is the client's whole object, all of which the model sees."""
+    """A declared function at `field` of the request; `spec` is the client's whole object, which the model sees."""
 
     name: str
     spec: Mapping[str, object]
+    field: str
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _parse_tool(given: object, field: str) -> Tool:
     if function.get("parameters") is not None and not isinstance(function["parameters"], Mapping):
         raise wrong_type(function["parameters"], "an object (a JSON schema)", f"{field}.parameters")
     read_flag(function.get("strict"), f"{field}.strict")
-    return Tool(name, spec)
+    return Tool(name, spec, field)
 
 
 def _parse_tool_name(name: object, field: str) -> str:

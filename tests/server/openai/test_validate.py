@@ -227,22 +227,28 @@ def test_types_are_named_as_json_names_them():
 
 
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    "fields",
     [
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": TOOL}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}}, "response_format"),
+        {"tool_choice": "required"},
+        {"tool_choice": TOOL},
+        {"parallel_tool_calls": False},
+        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
+        {"structured_outputs": {"regex": "a+"}},
     ],
 )
-def test_what_needs_a_grammar_is_refused_for_now_and_can_be_counted(server, fields, param):
+def test_what_is_demanded_of_an_answer_reaches_the_engine_as_a_grammar_and_can_be_counted(serve, fields):
+    server = serve(max_model_len=4096)
     for is_stream in (False, True):
-        response = server.chat(tools=[TOOL], stream=is_stream, **fields)
-        assert_refused(response, param)
-        assert response.json()["error"]["message"].startswith("not supported yet: ")
-    fields.pop("parallel_tool_calls", None)
+        assert server.chat(tools=[TOOL], stream=is_stream, **fields).status_code == 200
+        assert server.engine.requests[-1].grammar is not None
+    fields = {name: value for name, value in fields.items() if name in ("tool_choice", "response_format")}
     assert server.http.post("/tokenize", json={"messages": [USER], "tools": [TOOL], **fields}).status_code == 200
+
+
+def test_an_answer_of_which_nothing_is_demanded_has_no_grammar(server):
+    assert server.chat(tools=[TOOL], tool_choice="auto", response_format={"type": "text"}).status_code == 200
+    assert server.engine.requests[-1].grammar is None
 
 
 def test_fields_that_have_no_effect_are_accepted(server):
