@@ -15,7 +15,8 @@
 
 namespace perilune {
 
-// Arguments that outlive the call they came with: arrays of pointers and of matrices are copied.
+// Arguments that outlive the call they came with. Whatever in them points to memory of the caller of the kernel, and not
+// to a tensor, is copied: such arguments need a version of their own.
 template <typename Args>
 struct Kept {
   explicit Kept(const Args& given) : args(given) {}

@@ -5,7 +5,7 @@ number of sequences, a width of the block table, and lengths for which the model
 """
 
 import logging
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ _LOG = logging.getLogger(__name__)
 
 # What a model computes once and keeps refuses its first recording.
 _TRIALS = 2
+# Recordings of a large model take up to a megabyte each; the ones used last are kept.
+_KEPT = 64
 # A block table grows to this width, and then doubles, before a step is recorded anew.
 _NARROWEST = 16
 
@@ -63,7 +65,7 @@ class ReplayedSteps:
         self._way = way
         self._block_size = block_size
         self._arena = Arena()
-        self._steps: dict[_Key, _Step] = {}
+        self._steps: OrderedDict[_Key, _Step] = OrderedDict()
         self._refusals: Counter[_Key] = Counter()
 
     def run(self, plan: ScheduledBatch, build: Callable[[ScheduledBatch, int], ForwardBatch]) -> Tensor | None:
@@ -79,6 +81,7 @@ class ReplayedSteps:
         key = _Key(len(sequences), width, self._way(longest))
         step = self._steps.get(key)
         if step is not None:
+            self._steps.move_to_end(key)
             return step.run(sequences, self._block_size)
         return self._record(key, plan, build(plan, width)) if self._refusals[key] < _TRIALS else None
 
@@ -90,6 +93,8 @@ class ReplayedSteps:
             _LOG.debug("steps of %s are not replayed: %s", key, recording.refusal)
         else:
             tables = [sequence.block_table for sequence in plan.sequences]
+            if len(self._steps) == _KEPT:
+                self._steps.popitem(last=False)
             self._steps[key] = _Step(batch, recording.program, self._arena.alias(recording.result), tables)
         return recording.result
 

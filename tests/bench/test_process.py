@@ -6,6 +6,7 @@ import torch
 from perilune import ops
 from perilune.bench import process
 from perilune.bench.process import NativeClock, OthersClock, forget_peak_memory, peak_memory_bytes
+from perilune.ops.recording import Arena, record, replay
 
 
 def test_the_peak_is_that_of_what_was_held_since_it_was_forgotten():
@@ -31,6 +32,17 @@ def test_the_clock_counts_time_inside_the_native_core_and_leaves_it_as_it_was(na
     second = clock.seconds
     ops.rms_norm(x, weight, 1e-5)
     assert clock.seconds == second
+
+
+def test_the_clock_tells_the_calls_of_a_replay_apart(native_core):
+    x, weight = torch.randn(256, 1024), torch.ones(1024)
+    recording = record(lambda: ops.add_rows(ops.rms_norm(x, weight, 1e-5), x), Arena())
+    before, clock = dict(vars(native_core)), NativeClock()
+    with clock.running():
+        replay(recording.program)
+    assert set(clock.by_function) == {"rms_norm", "add_rows"}
+    assert clock.seconds > 0
+    assert vars(native_core) == before
 
 
 def test_an_error_inside_leaves_the_core_as_it_was(native_core):

@@ -124,6 +124,15 @@ def test_steps_with_an_op_outside_the_core_are_run_by_the_model(micro_checkpoint
 
 
 @needs_core
+def test_only_the_latest_recordings_are_kept(micro_checkpoint, replays, monkeypatch):
+    monkeypatch.setattr("perilune.engine.replay._KEPT", 2)
+    config = settings()
+    replayed, direct = both_ways(load_model(micro_checkpoint, config), config, monkeypatch)
+    assert_equal_to_the_bit(replayed, direct)
+    assert len(set(replays)) > 2
+
+
+@needs_core
 def test_a_step_that_failed_is_recorded_again(micro_checkpoint, monkeypatch):
     config = settings()
     model = load_model(micro_checkpoint, config)
