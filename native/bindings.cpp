@@ -220,9 +220,9 @@ void indexer_topk(Address q, int type, Address weights, const PagesTuple& pages_
 }
 
 void patch_attention(Address qkv, int type, Int heads, Int width, Address cos, Address sin, Address cu_seqlens, Int count,
-                     float scale, Address o) {
+                     float scale, Int first, Int end, Address o) {
   kernels().patch_attention({from(qkv), type_of(type), heads, width, from<float>(cos), from<float>(sin),
-                             from<int64_t>(cu_seqlens), count, scale, at(o)});
+                             from<int64_t>(cu_seqlens), count, scale, first, end, at(o)});
 }
 
 void gelu_tanh(Address x, int type, Int count, Address y) {

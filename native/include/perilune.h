@@ -347,7 +347,7 @@ struct IndexerArgs {
 };
 
 // Rotary attention among the patches of each picture, see ops/vision. Patches cu_seqlens[n] .. cu_seqlens[n + 1] belong to
-// picture n of `count`; cos and sin turn the adjacent pairs of a row of q or k.
+// picture n of `count`; cos and sin turn the adjacent pairs of a row of q or k. Patches first .. end - 1 are queries.
 struct PatchAttentionArgs {
   const void* qkv;  // [patches, 3, heads, width]
   Type type;
@@ -357,7 +357,8 @@ struct PatchAttentionArgs {
   const int64_t* cu_seqlens;  // [count + 1]
   int64_t count;
   float scale;
-  void* o;  // [patches, heads, width]
+  int64_t first, end;
+  void* o;  // [end - first, heads, width]
 };
 
 // y = GELU(x) in its tanh form, `count` elements.

@@ -127,4 +127,5 @@ def assemble_engine(
             media=media,
         ),
         tokenizer,
+        images=images,
     )

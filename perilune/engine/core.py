@@ -6,7 +6,7 @@ One thread owns a core. It never waits: whoever calls `step` decides when. It kn
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,8 +16,10 @@ from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.request import (
     FinishReason,
     GenerateRequest,
+    ImageInput,
     Request,
     RequestOutput,
+    RequestStatus,
     TokenLogprob,
     check_request,
 )
@@ -32,6 +34,9 @@ from perilune.text.tokenizer import Tokenizer
 
 _LOG = logging.getLogger(__name__)
 
+# Between two steps pictures are worked on for as long as a step takes, within these bounds.
+LEAST_EMBEDDING_S, MOST_EMBEDDING_S = 0.02, 0.5
+
 
 class Runner(Protocol):
     """What the core needs of a model runner."""
@@ -39,6 +44,14 @@ class Runner(Protocol):
     def execute(self, batch: ScheduledBatch) -> StepResult: ...
 
     def erase_blocks(self, block_ids: Sequence[int]) -> None: ...
+
+
+class Pictures(Protocol):
+    """What the core needs of whatever embeds pictures."""
+
+    def is_embedded(self, image: ImageInput) -> bool: ...
+
+    def embed(self, awaited: Sequence[ImageInput], budget_s: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,7 @@ class EngineCore:
         limits: CoreLimits,
         tokenizer: Tokenizer | None,
         *,
+        images: Pictures | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.limits = limits
@@ -85,8 +99,13 @@ class EngineCore:
         self._runner = runner
         self._cache = cache
         self._scheduler = Scheduler(
-            cache, max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens
+            cache,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            is_embedded=images.is_embedded if images is not None else lambda _: True,
         )
+        self._images = images
+        self._step_s = 0.0
         self._clock = clock
         self._live: dict[str, _Live] = {}
         self._num_added = 0
@@ -170,17 +189,40 @@ class EngineCore:
         return None if live is None else self._finish(live.request, FinishReason.ABORT)
 
     def step(self) -> list[RequestOutput]:
-        """Run one step; returns the news of every request that has some."""
-        batch = self._scheduler.schedule()
+        """Run one step, and work on the pictures that requests wait for; returns the news of every request."""
+        return [*self._embed_images(), *self._run_batch(self._scheduler.schedule())]
+
+    def _embed_images(self) -> list[RequestOutput]:
+        awaited = self._scheduler.awaited_images
+        if self._images is None or not awaited:
+            return []
+        try:
+            self._images.embed(awaited, min(max(self._step_s, LEAST_EMBEDDING_S), MOST_EMBEDDING_S))
+        except Exception as error:
+            _LOG.exception("embedding pictures failed")
+            reason = f"a picture could not be embedded ({type(error).__name__}); the log of the engine says where"
+            digests = {image.digest for image in awaited}
+            return [self._fail(request, reason) for request in self._showing(digests)]
+        return []
+
+    def _showing(self, digests: Set[bytes]) -> list[Request]:
+        """The running requests with any of these pictures."""
+        live = (entry.request for entry in self._live.values())
+        running = (request for request in live if request.status is RequestStatus.RUNNING)
+        return [x for x in running if any(image.digest in digests for image in x.message.images)]
+
+    def _run_batch(self, batch: ScheduledBatch) -> list[RequestOutput]:
         if not batch.sequences:
             return []
-        self._recorder.on_step(batch, self._clock())
+        began_s = self._clock()
+        self._recorder.on_step(batch, began_s)
         try:
             result = self._runner.execute(batch)
         except Exception as error:
             _LOG.exception("a step of %d requests failed", len(batch.sequences))
             reason = f"a step of the engine failed ({type(error).__name__}); its log says where"
             return [self._fail(sequence.request, reason) for sequence in batch.sequences]
+        self._step_s = self._clock() - began_s
         outputs = [self._commit(sequence, result) for sequence in batch.sequences]
         return [output for output in outputs if output is not None]
 

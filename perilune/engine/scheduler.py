@@ -5,10 +5,11 @@ come first, then prompts in order of arrival, within one budget of tokens. Impor
 """
 
 from bisect import insort
+from collections.abc import Callable
 
 from perilune.cache.manager import CacheManager
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence
-from perilune.engine.request import Request, RequestStatus
+from perilune.engine.request import ImageInput, Request, RequestStatus
 
 
 def _arrival(request: Request) -> int:
@@ -21,13 +22,23 @@ class Scheduler:
     A request is admitted with blocks for all its known tokens, so only decodes need more later. When blocks run out,
     the youngest request gives up its room, keeps its tokens and waits to compute them again; the oldest request
     therefore always gets on.
+
+    A prompt is computed up to its first picture that `is_embedded` denies, and waits there while others go on.
     """
 
-    def __init__(self, cache: CacheManager, *, max_num_seqs: int, max_num_batched_tokens: int):
+    def __init__(
+        self,
+        cache: CacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        is_embedded: Callable[[ImageInput], bool] = lambda _: True,
+    ):
         assert max_num_batched_tokens >= max_num_seqs, "a step must have room for a token of every request"
         self._cache = cache
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._is_embedded = is_embedded
         self._waiting: list[Request] = []
         self._running: list[Request] = []
 
@@ -38,6 +49,18 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def awaited_images(self) -> list[ImageInput]:
+        """Pictures that running requests come to within a step and that are not embedded, oldest first."""
+        return [
+            image
+            for request in self._running
+            for image in request.message.images
+            if image.start < request.num_computed_tokens + self._max_num_batched_tokens
+            and image.end > request.num_computed_tokens
+            and not self._is_embedded(image)
+        ]
 
     def add(self, request: Request) -> None:
         """Queue a request, which must fit the cache when it is alone."""
@@ -53,14 +76,14 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
 
     def schedule(self) -> ScheduledBatch:
-        """Plan one step; empty only when there is no request."""
+        """Plan one step; empty only when there is no request, or when all wait for pictures."""
         planned: list[tuple[Request, int]] = []
         num_preempted = self._plan_decodes(planned)
         budget = self._max_num_batched_tokens - len(planned)
         budget = self._plan_prompts(planned, budget)
         if num_preempted == 0:
             self._admit(planned, budget)
-        assert planned or not (self._waiting or self._running), "requests wait and nothing can run"
+        assert planned or self.awaited_images or not (self._waiting or self._running), "nothing can run"
         planned.sort(key=lambda item: (item[1] > 1, item[0].arrival_index))
         return ScheduledBatch(tuple(self._sequence(request, count) for request, count in planned), num_preempted)
 
@@ -79,10 +102,18 @@ class Scheduler:
     def _plan_prompts(self, planned: list[tuple[Request, int]], budget: int) -> int:
         for request in self._running:
             if budget > 0 and request.num_pending_tokens > 1:
-                count = min(budget, request.num_pending_tokens)
-                planned.append((request, count))
-                budget -= count
+                budget -= self._plan_prompt(request, planned, budget)
         return budget
+
+    def _plan_prompt(self, request: Request, planned: list[tuple[Request, int]], budget: int) -> int:
+        """Plan tokens of a prompt, up to the first picture that is not embedded; returns how many."""
+        count, first = min(budget, request.num_pending_tokens), request.num_computed_tokens
+        for image in request.message.images:
+            if first < image.end and image.start < first + count and not self._is_embedded(image):
+                count = max(0, image.start - first)
+        if count > 0:
+            planned.append((request, count))
+        return count
 
     def _admit(self, planned: list[tuple[Request, int]], budget: int) -> None:
         """Admit waiting requests in order while slots, blocks and budget last.
@@ -96,9 +127,7 @@ class Scheduler:
             self._waiting.pop(0)
             request.status = RequestStatus.RUNNING
             insort(self._running, request, key=_arrival)
-            count = min(budget, request.num_pending_tokens)
-            planned.append((request, count))
-            budget -= count
+            budget -= self._plan_prompt(request, planned, budget)
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)

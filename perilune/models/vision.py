@@ -3,7 +3,8 @@
 L: patches of all pictures, end to end; H heads of width D; C: width of the tower; M: rows after the 2 x 2 merge.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +15,12 @@ from perilune.config.model import VisionConfig
 from perilune.models.layers import Linear, RMSNorm, Weight
 
 ROPE_THETA = 10000.0
-# Patches whose inner activations exist at once in the parts that treat every patch alone.
-ROWS_AT_ONCE = 8192
+T = TypeVar("T")
+# Work of the model in pieces: a generator that yields between two of them and returns the result.
+Pieces = Generator[None, None, T]
+# What one piece computes: rows where every row stands alone, and query-key pairs of one head in attention.
+ROWS_AT_ONCE = 2048
+PAIRS_AT_ONCE = 2**22
 ROW_MULTIPLE = 16
 
 # Frames, rows and columns of an item in patches; a picture is one frame.
@@ -67,7 +72,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [L, C] -> [L, C]."""
-        return torch.cat([self.fc1(ops.gelu_tanh(self.fc0(rows))) for rows in x.split(ROWS_AT_ONCE)])
+        y: Tensor = self.fc1(ops.gelu_tanh(self.fc0(x)))
+        return y
 
 
 class Block(nn.Module):
@@ -82,11 +88,19 @@ class Block(nn.Module):
         self.wo = Linear(config.qkv_hidden_size, hidden, dtype)
         self.mlp = Mlp(config, dtype)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def pieces(self, x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Pieces[Tensor]:
         """x [L, C] -> [L, C]."""
-        qkv = self.wqkv(self.norm0(x)).unflatten(-1, (3, self.heads, -1))
-        x = x + self.wo(ops.patch_attention(qkv, cos, sin, cu_seqlens).flatten(1))
-        return x + self.mlp(self.norm1(x))
+        qkv = yield from _by_rows(lambda rows: self.wqkv(self.norm0(rows)), x)
+        qkv = qkv.unflatten(-1, (3, self.heads, -1))
+        longest = int(cu_seqlens.diff().max())
+        step = max(1, PAIRS_AT_ONCE // longest)
+        mixed = []
+        for first in range(0, x.shape[0], step):
+            queries = slice(first, first + step)
+            o = ops.patch_attention(qkv, cos, sin, cu_seqlens, queries)
+            mixed.append(x[queries] + self.wo(o.flatten(1)))
+            yield
+        return (yield from _by_rows(lambda rows: rows + self.mlp(self.norm1(rows)), torch.cat(mixed)))
 
 
 class Encoder(nn.Module):
@@ -97,11 +111,12 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(Block(config, eps, dtype) for _ in range(config.vt_num_hidden_layers))
         self.final_layernorm = RMSNorm(config.vt_hidden_size, eps, dtype)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def pieces(self, x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Pieces[Tensor]:
         """x [L, C] -> [L, C]."""
         for block in self.blocks:
-            x = block(x, cos, sin, cu_seqlens)
-        return self.final_layernorm(x)
+            x = yield from block.pieces(x, cos, sin, cu_seqlens)
+        y: Tensor = self.final_layernorm(x)
+        return y
 
 
 class VisionTower(nn.Module):
@@ -113,12 +128,13 @@ class VisionTower(nn.Module):
         self.patch_embed = PatchEmbed(config, dtype)
         self.encoder = Encoder(config, eps, dtype)
 
-    def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def pieces(self, patches: Tensor, grids: Sequence[Grid]) -> Pieces[Tensor]:
         """patches [L, 3, P, P] of items with these grids -> [M, 4 * C]."""
         lengths = [frames * height * width for frames, height, width in grids]
         cos, sin = rotary_angles(grids, self.head_dim)
         x = self.patch_embed(patches, grids)
-        x = self.encoder(x, cos, sin, torch.tensor([0, *lengths]).cumsum(0))
+        yield
+        x = yield from self.encoder.pieces(x, cos, sin, torch.tensor([0, *lengths]).cumsum(0))
         return torch.cat([merged(rows, grid) for rows, grid in zip(x.split(lengths), grids, strict=True)])
 
 
@@ -133,7 +149,7 @@ class Projector(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """rows [M, 4 * C] -> [M, text hidden size]."""
-        y: Tensor = self.post_norm(torch.cat([self.proj(part) for part in rows.split(ROWS_AT_ONCE)]))
+        y: Tensor = self.post_norm(self.proj(rows))
         return y
 
 
@@ -145,10 +161,32 @@ class VisionModel(nn.Module):
         self.vision_tower = VisionTower(config, eps, dtype)
         self.mm_projector = Projector(config, dtype)
 
-    def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def pieces(self, patches: Tensor, grids: Sequence[Grid]) -> Pieces[Tensor]:
         """patches [L, 3, P, P] in the compute dtype -> [M, text hidden size], item after item."""
-        y: Tensor = self.mm_projector(self.vision_tower(patches, grids))
-        return y
+        rows = yield from self.vision_tower.pieces(patches, grids)
+        return (yield from _by_rows(self.mm_projector, rows, ROWS_AT_ONCE // 4))
+
+    def forward(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """All pieces at once."""
+        return finished(self.pieces(patches, grids))
+
+
+def finished(pieces: Pieces[T]) -> T:
+    """The result of work that is done without a break."""
+    while True:
+        try:
+            next(pieces)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def _by_rows(function: Callable[[Tensor], Tensor], x: Tensor, at_once: int | None = None) -> Pieces[Tensor]:
+    parts = []
+    for rows in x.split(max(1, at_once or ROWS_AT_ONCE)):
+        parts.append(function(rows))
+        yield
+    return torch.cat(parts)
 
 
 def rotary_angles(grids: Sequence[Grid], head_dim: int) -> tuple[Tensor, Tensor]:

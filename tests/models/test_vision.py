@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from perilune.config.model import NormEps
 from perilune.config.parts import parse_vision
 from perilune.config.section import Section
-from perilune.models.vision import VisionModel, merged, rotary_angles
+from perilune.models.vision import VisionModel, finished, merged, rotary_angles
 
 FLOAT32_BOUND = 2e-5
 BFLOAT16_BOUND, COSINE = 4e-2, 0.9995
@@ -60,7 +60,7 @@ def test_embeddings_equal_the_golden_ones(golden, backend):
     model = load(golden, torch.float32)
     for name, arrays in cases(golden):
         patches, grids = inputs(arrays)
-        rows = model.vision_tower(patches, grids)
+        rows = finished(model.vision_tower.pieces(patches, grids))
         assert row_errors(arrays["merged"], rows).max() < FLOAT32_BOUND, name
         assert row_errors(arrays["embeddings"], model.mm_projector(rows)).max() < FLOAT32_BOUND, name
 
@@ -89,15 +89,19 @@ def test_frames_of_an_item_attend_to_each_other_and_are_averaged(golden, backend
     arrays = np.load(golden / "golden" / "video_t3.npz")
     patches, grids = inputs(arrays)
     assert grids == [(3, 4, 6)]
-    assert row_errors(arrays["merged"], load(golden, torch.float32).vision_tower(patches, grids)).max() < FLOAT32_BOUND
+    assert (
+        row_errors(arrays["merged"], finished(load(golden, torch.float32).vision_tower.pieces(patches, grids))).max()
+        < FLOAT32_BOUND
+    )
 
 
-def test_parts_of_many_rows_change_nothing(golden, monkeypatch):
+def test_the_size_of_the_pieces_changes_nothing(golden, monkeypatch):
     model = load(golden, torch.float32)
     (_, arrays), *_ = cases(golden)
     patches, grids = inputs(arrays)
     whole = model(patches, grids)
     monkeypatch.setattr("perilune.models.vision.ROWS_AT_ONCE", 5)
+    monkeypatch.setattr("perilune.models.vision.PAIRS_AT_ONCE", 200)
     torch.testing.assert_close(model(patches, grids), whole, rtol=1e-5, atol=1e-6)
 
 

@@ -13,7 +13,7 @@ def turned(x, turn):
     return torch.view_as_real(pairs * turn).flatten(-2)
 
 
-def naive_attention(qkv, cos, sin, cu_seqlens):
+def naive_attention(qkv, cos, sin, cu_seqlens, queries):
     """One patch and one head at a time, pairs as complex numbers, in float64."""
     qkv = qkv.double()
     turn = torch.complex(cos.double(), sin.double())
@@ -27,7 +27,7 @@ def naive_attention(qkv, cos, sin, cu_seqlens):
                 weights = ((k @ q) / math.sqrt(qkv.shape[-1])).softmax(0)
                 heads.append(weights @ qkv[first:end, 2, head])
             rows.append(torch.stack(heads))
-    return torch.stack(rows)
+    return torch.stack(rows)[queries]
 
 
 def naive_gelu(x):
@@ -60,7 +60,7 @@ def test_gradients_reach_queries_keys_and_values():
 
 def test_a_row_that_no_kernel_takes_is_refused_with_the_reason():
     given = make_arguments("patch_attention", case_named("patch_attention", "narrow heads"))
-    key = ops.patch_attention.key(given[0][..., :8], given[1][:, :4], given[2][:, :4], given[3])
+    key = ops.patch_attention.key(given[0][..., :8], given[1][:, :4], given[2][:, :4], *given[3:])
     native = next(item for item in ops.patch_attention.explain(key) if item.backend == "native")
     assert native.refusal is not None
 
@@ -74,7 +74,9 @@ def test_a_picture_alone_equals_itself_among_others(dtype):
     angles = torch.rand(sum(counts), 16, generator=generator)
     cos, sin, cu_seqlens = angles.cos(), angles.sin(), torch.tensor([0, *counts]).cumsum(0)
     alone = [
-        ops.patch_attention(*(x[first:end] for x in (qkv, cos, sin)), torch.tensor([0, end - first]))
+        ops.patch_attention(*(x[first:end] for x in (qkv, cos, sin)), torch.tensor([0, end - first]), slice(None))
         for first, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)
     ]
-    assert torch.equal(ops.patch_attention(qkv, cos, sin, cu_seqlens), torch.cat(alone))
+    assert torch.equal(ops.patch_attention(qkv, cos, sin, cu_seqlens, slice(None)), torch.cat(alone))
+    pieces = [ops.patch_attention(qkv, cos, sin, cu_seqlens, slice(first, first + 50)) for first in range(0, 600, 50)]
+    assert torch.equal(torch.cat(pieces), torch.cat(alone))

@@ -79,7 +79,7 @@ void attend_patches(const PatchAttentionArgs& args, const PatchSpan& span, int64
   for (int64_t group = 0; group < groups; ++group)
     for (int64_t i = 0; i < lanes[group].count; ++i) {
       const int64_t patch = span.first + group * kMostLanes + i;
-      E* o = static_cast<E*>(args.o) + (patch * args.heads + head) * args.width;
+      E* o = static_cast<E*>(args.o) + ((patch - args.first) * args.heads + head) * args.width;
       const F total = set(lanes[group].total[i]);
       for (int64_t c = 0; c < args.width; c += kLanes)
         store(o + c, div(load(lanes[group].context + c / kStrip * kStrip * lanes[group].count + i * kStrip + c % kStrip), total));
@@ -87,16 +87,18 @@ void attend_patches(const PatchAttentionArgs& args, const PatchSpan& span, int64
 }
 
 inline void patch_attention(const PatchAttentionArgs& args) {
-  const int64_t total = args.cu_seqlens[args.count] - args.cu_seqlens[0];
+  const int64_t total = args.end - args.first;
   // Several chunks for each thread, and none so short that rotating keys would outweigh attention.
   const int64_t wanted = total * args.heads / (4 * num_threads());
   const int64_t step = std::clamp(round_up(wanted, kMostLanes), 2 * kMostLanes, kMostPatches);
   Scratch scratch;
   auto* spans = scratch.take<PatchSpan>(total / step + args.count);
   int64_t num_spans = 0;
-  for (int64_t n = 0; n < args.count; ++n)
-    for (int64_t begin = args.cu_seqlens[n], stop = args.cu_seqlens[n + 1], first = begin; first < stop; first += step)
-      spans[num_spans++] = {first, std::min(first + step, stop), begin, stop};
+  for (int64_t n = 0; n < args.count; ++n) {
+    const int64_t begin = args.cu_seqlens[n], stop = args.cu_seqlens[n + 1], end = std::min(args.end, stop);
+    for (int64_t first = std::max(args.first, begin); first < end; first += step)
+      spans[num_spans++] = {first, std::min(first + step, end), begin, stop};
+  }
   with_element(args.type, [&](auto* e) {
     using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;
     parallel(num_spans * args.heads,

@@ -1,10 +1,13 @@
-"""The rows that stand for pictures in a step: taken from a bounded cache, or computed by the model's tower.
+"""The rows that stand for pictures in a step: computed by the model's tower between steps, kept in a bounded cache.
 
 M rows of width D for all pictures that a step touches; a step may touch a part of a picture only.
 """
 
+import math
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from perilune.config.media import MediaConfig
 from perilune.engine.batch import ScheduledSequence
+from perilune.ops.threads import torch_stands_back
 from perilune.text.images.picture import ImageInput
 from perilune.text.images.pixels import normalised
 
@@ -22,15 +26,23 @@ PATCHES_AT_ONCE = 16384
 class Tower(Protocol):
     """What makes embeddings of patches."""
 
-    def __call__(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Tensor:
-        """patches [L, 3, P, P] of pictures with grids (1, rows, columns) -> [M, D]."""
+    def pieces(self, patches: Tensor, grids: Sequence[tuple[int, int, int]]) -> Generator[None, None, Tensor]:
+        """patches [L, 3, P, P] of pictures with grids (1, rows, columns) -> [M, D], with breaks."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """Pictures on their way through the tower."""
+
+    images: Sequence[ImageInput]
+    pieces: Generator[None, None, Tensor]
 
 
 class ImageEncoder:
-    """Embeds the pictures of steps and keeps the latest embeddings, by content, up to `cache_bytes` bytes.
+    """Embeds pictures between steps and keeps the latest embeddings, by content, up to `cache_bytes` bytes.
 
     The picture used last stays even if it alone is larger, so that a prompt that is computed in pieces embeds its
-    picture once.
+    picture once. What a step needs and is not there is computed in it.
     """
 
     def __init__(self, tower: Tower, config: MediaConfig, dtype: torch.dtype, *, cache_bytes: int):
@@ -39,13 +51,51 @@ class ImageEncoder:
         self._dtype = dtype
         self._cache_bytes = cache_bytes
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-        self.num_hits = 0
+        self._job: _Job | None = None
         self.num_computed = 0
 
     @property
     def kept_bytes(self) -> int:
         """Bytes of the embeddings that are kept."""
         return sum(rows.nbytes for rows in self._kept.values())
+
+    def is_embedded(self, image: ImageInput) -> bool:
+        """Whether the embeddings of a picture are there."""
+        return image.digest in self._kept
+
+    def embed(self, awaited: Sequence[ImageInput], budget_s: float) -> None:
+        """Work on the first of these pictures for about `budget_s` seconds, together with others that are small.
+
+        What was begun goes on in the next call, unless nobody awaits it any more.
+        """
+        deadline = time.monotonic() + budget_s
+        with torch_stands_back(), torch.inference_mode():
+            if self._job is None or not {image.digest for image in self._job.images} & {x.digest for x in awaited}:
+                self._job = self._begin(next(_groups({image.digest: image for image in awaited}.values())))
+            while self._job is not None:
+                self._go_on(self._job)
+                if time.monotonic() > deadline:
+                    return
+
+    def _begin(self, images: Sequence[ImageInput]) -> _Job:
+        patches = [torch.from_numpy(normalised(image.patches, self._config)).to(self._dtype) for image in images]
+        grids = [(1, image.rows, image.columns) for image in images]
+        return _Job(images, self._tower.pieces(torch.cat(patches), grids))
+
+    def _go_on(self, job: _Job) -> None:
+        try:
+            next(job.pieces)
+        except StopIteration as end:
+            self._job = None
+            # copies, so that each picture's rows can be dropped alone
+            pieces = [piece.clone() for piece in end.value.split([image.num_tokens for image in job.images])]
+            self.num_computed += len(job.images)
+            # the first last, so that it is there for its request whatever the others drive out
+            for image, piece in reversed(list(zip(job.images, pieces, strict=True))):
+                self._keep(image.digest, piece)
+        except BaseException:
+            self._job = None
+            raise
 
     def rows(self, sequences: Sequence[ScheduledSequence]) -> tuple[Tensor, Tensor] | None:
         """(token rows of the step [M] int64, embeddings [M, D]) of all pictures in it; None without any."""
@@ -58,26 +108,13 @@ class ImageEncoder:
 
     def _embeddings(self, images: Iterable[ImageInput]) -> dict[bytes, Tensor]:
         found: dict[bytes, Tensor] = {}
-        missing: dict[bytes, ImageInput] = {}
         for image in images:
-            if image.digest in self._kept:
+            if image.digest not in found:
+                if not self.is_embedded(image):
+                    self.embed([image], math.inf)
                 found[image.digest] = self._kept[image.digest]
-                self.num_hits += 1
-            else:
-                missing[image.digest] = image
-        for group in _groups(missing.values()):
-            found |= self._compute(group)
-        for digest, rows in found.items():
-            self._keep(digest, rows)
+                self._kept.move_to_end(image.digest)
         return found
-
-    def _compute(self, images: Sequence[ImageInput]) -> dict[bytes, Tensor]:
-        patches = [torch.from_numpy(normalised(image.patches, self._config)).to(self._dtype) for image in images]
-        rows_MD = self._tower(torch.cat(patches), [(1, image.rows, image.columns) for image in images])
-        self.num_computed += len(images)
-        # copies, so that each picture's rows can be dropped alone
-        pieces = [piece.clone() for piece in rows_MD.split([image.num_tokens for image in images])]
-        return {image.digest: piece for image, piece in zip(images, pieces, strict=True)}
 
     def _keep(self, digest: bytes, rows: Tensor) -> None:
         self._kept[digest] = rows
@@ -99,7 +136,7 @@ def _pieces(sequences: Sequence[ScheduledSequence]) -> Iterable[tuple[int, Image
         start += sequence.num_scheduled_tokens
 
 
-def _groups(images: Iterable[ImageInput]) -> Iterable[list[ImageInput]]:
+def _groups(images: Iterable[ImageInput]) -> Iterator[list[ImageInput]]:
     group: list[ImageInput] = []
     num_patches = 0
     for image in images:

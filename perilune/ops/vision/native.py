@@ -7,11 +7,12 @@ from perilune.ops._native import ACTIVATIONS, address, code, core, refusal, refu
 from perilune.ops.registry import OpKey
 
 
-def patch_attention(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+def patch_attention(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, queries: slice) -> Tensor:
     """See the package's contract."""
     qkv, cos, sin, cu_seqlens = (x.contiguous() for x in (qkv, cos, sin, cu_seqlens))
     num_patches, _, heads, width = qkv.shape
-    o = qkv.new_empty(num_patches, heads, width)
+    first, end, _ = queries.indices(num_patches)
+    o = qkv.new_empty(end - first, heads, width)
     core().patch_attention(
         address(qkv),
         code(qkv),
@@ -22,6 +23,8 @@ def patch_attention(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -
         address(cu_seqlens),
         cu_seqlens.shape[0] - 1,
         width**-0.5,
+        first,
+        end,
         address(o),
     )
     return o

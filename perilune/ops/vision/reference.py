@@ -1,5 +1,7 @@
 """The ops of the vision tower in plain torch. L patches, H heads of width D."""
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -8,15 +10,16 @@ from torch import Tensor
 _MOST_SCORES = 2**24
 
 
-def patch_attention(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """qkv [L, 3, H, D] -> [L, H, D], picture by picture and block by block of queries."""
+def patch_attention(qkv: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor, queries: slice) -> Tensor:
+    """qkv [L, 3, H, D] -> [Q, H, D], picture by picture and block by block of queries."""
     q_LHD, k_LHD, v_LHD = qkv.unbind(1)
     q_LHD, k_LHD = (_turned(x, cos, sin) for x in (q_LHD, k_LHD))
+    start, stop, _ = queries.indices(qkv.shape[0])
     pieces = []
-    for first, end in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:], strict=False):
+    for first, end in pairwise(cu_seqlens.tolist()):
         k_HSD, v_HSD = (x[first:end].transpose(0, 1).float() for x in (k_LHD, v_LHD))
         block = max(1, _MOST_SCORES // (k_HSD.shape[0] * max(1, end - first)))
-        for q_BHD in q_LHD[first:end].split(block):
+        for q_BHD in q_LHD[max(first, start) : max(first, start, min(end, stop))].split(block):
             scores_HBS = q_BHD.transpose(0, 1).float() @ k_HSD.transpose(1, 2) * q_BHD.shape[-1] ** -0.5
             pieces.append((scores_HBS.softmax(-1) @ v_HSD).transpose(0, 1).to(qkv.dtype))
     return torch.cat(pieces)

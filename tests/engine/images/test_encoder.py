@@ -15,8 +15,9 @@ class CountingTower:
     def __init__(self):
         self.calls = []
 
-    def __call__(self, patches, grids):
+    def pieces(self, patches, grids):
         self.calls.append(grids)
+        yield
         return torch.cat([torch.full((rows * columns // 4, 8), float(rows)) for _, rows, columns in grids])
 
 
@@ -30,10 +31,21 @@ def step(*requests):
     ]
 
 
+def images_of(*requests):
+    return [image for item in requests for image in item.images]
+
+
+def embed_all(encoder, images):
+    while awaited := [image for image in images if not encoder.is_embedded(image)]:
+        encoder.embed(awaited, 0.0)
+
+
 def test_pictures_of_several_requests_go_through_the_tower_together():
     tower = CountingTower()
     encoder = ImageEncoder(tower, MediaConfig(), torch.float32, cache_bytes=10**6)
-    rows, embeddings = encoder.rows(step(request("a", 2, (1, 4, 6)), request("b", 3), request("c", 1, (2, 2, 2), 1)))
+    requests = [request("a", 2, (1, 4, 6)), request("b", 3), request("c", 1, (2, 2, 2), 1)]
+    embed_all(encoder, images_of(*requests))
+    rows, embeddings = encoder.rows(step(*requests))
     assert tower.calls == [[(1, 4, 6), (1, 2, 2)]]
     assert rows.tolist() == [2, 3, 4, 5, 6, 7, 12]
     assert embeddings[:, 0].tolist() == [4.0] * 6 + [2.0]
@@ -63,10 +75,29 @@ def test_many_pictures_go_through_the_tower_in_groups(monkeypatch):
     monkeypatch.setattr("perilune.engine.images.encoder.PATCHES_AT_ONCE", 10)
     tower = CountingTower()
     encoder = ImageEncoder(tower, MediaConfig(), torch.float32, cache_bytes=10**6)
-    encoder.rows(step(request("a", *((seed, 2, 2) for seed in range(5)), (9, 4, 4))))
+    embed_all(encoder, images_of(request("a", *((seed, 2, 2) for seed in range(5)), (9, 4, 4))))
     assert [len(grids) for grids in tower.calls] == [2, 2, 1, 1]
 
 
 def test_a_step_without_pictures_asks_nothing():
     encoder = ImageEncoder(CountingTower(), MediaConfig(), torch.float32, cache_bytes=10**6)
     assert encoder.rows(step(request("a", 3))) is None
+
+
+def test_what_was_begun_goes_on_in_the_next_call():
+    tower = CountingTower()
+    encoder = ImageEncoder(tower, MediaConfig(), torch.float32, cache_bytes=10**6)
+    (image,) = images_of(request("a", (1, 4, 6)))
+    encoder.embed([image], 0.0)
+    assert not encoder.is_embedded(image)
+    encoder.embed([image], 0.0)
+    assert encoder.is_embedded(image)
+    assert len(tower.calls) == 1
+
+
+def test_a_picture_that_a_step_needs_and_nobody_embedded_is_embedded_in_it():
+    tower = CountingTower()
+    encoder = ImageEncoder(tower, MediaConfig(), torch.float32, cache_bytes=10**6)
+    rows, embeddings = encoder.rows(step(request("a", 1, (1, 4, 6))))
+    assert rows.tolist() == [1, 2, 3, 4, 5, 6]
+    assert embeddings.shape == (6, 8)
