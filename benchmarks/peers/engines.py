@@ -112,8 +112,15 @@ VARIANTS = {
     "llama.cpp-stored": Variant("llama", {"gguf": "{q8}", "bench": "-fa on --repack 0", "flash_repack": "1 0"}),
     "llama.cpp-no-flash": Variant("llama", {"gguf": "{q8}", "bench": "-fa off --repack 1", "flash_repack": "0 1"}),
     "llama.cpp-bf16": Variant("llama", {"gguf": "{bf16}", "bench": "-fa on --repack 1", "flash_repack": "1 1"}),
-    "perilune": Variant("perilune", {"bench": "", "generate": ""}),
-    "perilune-int8": Variant("perilune", {"bench": "--dense-weights int8 --activations int8", "generate": ""}),
+    "perilune": Variant("perilune", {"bench": "--dense-weights int8", "generate": "--dense-weights int8"}),
+    "perilune-int8": Variant(
+        "perilune",
+        {
+            "bench": "--dense-weights int8 --activations int8",
+            "generate": "--dense-weights int8 --activations int8",
+        },
+    ),
+    "perilune-bf16": Variant("perilune", {"bench": "", "generate": ""}),
 }
 
 # figures in which less is better
