@@ -161,7 +161,7 @@ class ModelBench:
 
     def _touch_weights(self) -> None:
         """Map every page that steps read, if memory holds them all: the first ones after a start are slower."""
-        rows = self.model.embed_tokens.weight  # of which a step reads one a token
+        rows = self.model.model.embed_tokens.weight  # of which a step reads one a token
         tensors = [tensor for tensor in weights_of(self.model) if tensor is not rows]
         if sum(tensor.nbytes for tensor in tensors) < available_memory_bytes():
             for tensor in tensors:
