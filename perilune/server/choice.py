@@ -15,6 +15,7 @@ from perilune.text.tokenizer import Tokenizer
 class Piece:
     """Text of one channel with the log-probabilities of its tokens, which are empty unless asked for.
 
+    `marker_ids` are the tokens without text that came before those of the piece itself.
     A piece of a tool call has a `call_id` when it is the first one of that call.
     Without text and without log-probabilities it only says that the earlier reasoning was the content, of which a stop
     string has left nothing.
@@ -23,6 +24,7 @@ class Piece:
     delta: Delta
     logprobs: tuple[TokenLogprob, ...]
     call_id: str | None = None
+    marker_ids: tuple[int, ...] = ()
 
     @property
     def channel(self) -> Channel:
@@ -49,6 +51,7 @@ class Choice:
         self._call_ids = call_ids
         self._num_ended_calls = 0
         self._logprobs: deque[TokenLogprob] = deque()
+        self._marker_ids: list[int] = []
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
@@ -59,7 +62,9 @@ class Choice:
     def push(self, output: RequestOutput) -> list[Piece]:
         """What one output adds; neighbouring tokens of one channel come as one piece."""
         self.num_output_tokens = output.num_output_tokens
-        self.num_cached_tokens = output.num_cached_tokens
+        if self.num_output_tokens == len(output.token_ids):
+            # told in the headers of the answer already, so it stays
+            self.num_cached_tokens = output.num_cached_tokens
         self._logprobs.extend(output.logprobs or ())
         deltas = self._stream.push(output.token_ids)
         if output.finish_reason is not None:
@@ -83,7 +88,11 @@ class Choice:
                 self.num_reasoning_tokens += len(delta.token_ids)
             name = delta.call.name if delta.call else None
             if delta.channel is not Channel.MARKUP and (delta.text or logprobs or name or delta.is_resent):
-                yield Piece(delta, logprobs, self._call_ids.next(name) if self._call_ids and name else None)
+                call_id = self._call_ids.next(name) if self._call_ids and name else None
+                yield Piece(delta, logprobs, call_id, tuple(self._marker_ids))
+                self._marker_ids.clear()
+            else:
+                self._marker_ids += delta.token_ids
 
 
 def usage(choices: Sequence[Choice], n: int) -> dict[str, object]:
@@ -96,6 +105,14 @@ def usage(choices: Sequence[Choice], n: int) -> dict[str, object]:
         "total_tokens": num_prompt_tokens + num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.num_cached_tokens for choice in choices[::n])},
         "completion_tokens_details": {"reasoning_tokens": sum(choice.num_reasoning_tokens for choice in choices)},
+    }
+
+
+def usage_headers(choices: Sequence[Choice], n: int) -> dict[str, str]:
+    """The counts of the prompt, which are known before the first byte of an answer."""
+    return {
+        "x-msh-usage-prompt-tokens": str(sum(choice.num_prompt_tokens for choice in choices[::n])),
+        "x-msh-usage-cached-tokens": str(sum(choice.num_cached_tokens for choice in choices[::n])),
     }
 
 

@@ -1,4 +1,7 @@
-"""Every failure in the shape that OpenAI clients expect: {"error": {"message", "type", "param", "code"}}."""
+"""Every failure in the shape that its route's clients expect.
+
+OpenAI: {"error": {"message", "type", "param", "code"}}; Anthropic: {"type": "error", "error": {"type", "message"}}.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -19,6 +22,14 @@ MAX_MESSAGE_LENGTH = 1000
 MAX_PARAM_LENGTH = 200
 LOG = logging.getLogger(__name__)
 ENCODER = msgspec.json.Encoder()
+ANTHROPIC_PATHS = ("/v1/messages", "/anthropic/")
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
 
 
 def error_status(error: Exception) -> int:
@@ -28,8 +39,27 @@ def error_status(error: Exception) -> int:
     return 400 if isinstance(error, CapacityError) else 500
 
 
-def error_body(error: Exception) -> bytes:
-    """The JSON that describes `error`; a failure of ours shows no detail, since it may hold another's data."""
+def error_body(error: Exception, path: str) -> bytes:
+    """The JSON that describes `error` to clients of `path`."""
+    content = _content(error)
+    if not path.startswith(ANTHROPIC_PATHS):
+        return ENCODER.encode({"error": content})
+    status = error_status(error)
+    kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return ENCODER.encode({"type": "error", "error": {"type": kind, "message": content["message"]}})
+
+
+def error_event(error: Exception, path: str) -> bytes:
+    """The event that ends a stream of `path` which `error` has cut."""
+    if path.startswith(ANTHROPIC_PATHS):
+        return b"event: error\ndata: " + error_body(error, path) + b"\n\n"
+    if path.startswith("/v1/responses"):
+        return b"event: error\ndata: " + ENCODER.encode({**_content(error), "type": "error"}) + b"\n\n"
+    return b"data: " + error_body(error, path) + b"\n\n"
+
+
+def _content(error: Exception) -> dict[str, str | None]:
+    """What went wrong; a failure of ours shows no detail, since it may hold another's data."""
     status = error_status(error)
     if isinstance(error, RequestError):
         param, code = error.param, error.code
@@ -38,15 +68,15 @@ def error_body(error: Exception) -> bytes:
     message = str(error) if isinstance(error, PeriluneError) else "the server failed to answer this request"
     kind = "invalid_request_error" if status < 500 else "server_error"
     message, param = _cut(message, MAX_MESSAGE_LENGTH), None if param is None else _cut(param, MAX_PARAM_LENGTH)
-    return ENCODER.encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return {"message": message, "type": kind, "param": param, "code": code}
 
 
 def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def error_response(error: Exception, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(error_body(error), error_status(error), headers, "application/json")
+def error_response(error: Exception, path: str, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(error_body(error, path), error_status(error), headers, "application/json")
 
 
 class FaultBarrier:
@@ -71,15 +101,15 @@ class FaultBarrier:
                 raise
             LOG.exception("%s %s failed", scope["method"], scope["path"])
             if not has_started:
-                await error_response(error)(scope, receive, send)
+                await error_response(error, scope["path"])(scope, receive, send)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make `app` answer every exception, also those of its router, in the OpenAI shape."""
+    """Make `app` answer every exception, also those of its router, in the shape of the route."""
 
     async def answer_error(request: Request, error: Exception) -> Response:
         headers = {"WWW-Authenticate": "Bearer"} if error_status(error) == 401 else None
-        return error_response(error, headers)
+        return error_response(error, request.url.path, headers)
 
     async def answer_http(request: Request, error: Any) -> Response:
         where = f"{request.method} {request.url.path}"
@@ -89,7 +119,7 @@ def install_error_handlers(app: FastAPI) -> None:
             message = f"{where} is not allowed; use {(error.headers or {}).get('Allow', 'another method')}"
         else:
             message = str(error.detail)
-        return error_response(RequestError(message, status=error.status_code), error.headers)
+        return error_response(RequestError(message, status=error.status_code), request.url.path, error.headers)
 
     async def answer_nobody(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -2,19 +2,19 @@
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perilune.engine.client import ModelInfo
-from perilune.engine.request import GenerateRequest, TokenLogprob
+from perilune.engine.request import GenerateRequest, RequestOutput, TokenLogprob
 from perilune.errors import RequestError
 from perilune.sampling.params import MAX_LOGPROBS
 from perilune.server.calls import CallIds
 from perilune.server.choice import Choice, Piece, token_text, usage
 from perilune.server.generation import Dispatcher
 from perilune.server.openai.prompt import chat_prompt
-from perilune.server.openai.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest
+from perilune.server.openai.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest, StreamOptions
 from perilune.server.openai.structured import grammar_of_chat
 from perilune.server.openai.tools import call_delta, earlier_call_ids, whole_calls
 from perilune.server.openai.validate import (
@@ -45,6 +45,13 @@ class ChatPlan:
     has_usage_frame: bool
     num_top_logprobs: int | None
     earlier_call_ids: tuple[str, ...] | None = None
+    shows_token_ids: bool = False
+    shows_usage_always: bool = False
+
+    def choices(self, tokenizer: Tokenizer) -> list[Choice]:
+        """The answers to come, one for each request."""
+        taken = self.earlier_call_ids
+        return [Choice(request, tokenizer, None if taken is None else CallIds(taken)) for request in self.requests]
 
 
 def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, settings: ServerSettings) -> ChatPlan:
@@ -77,12 +84,23 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
     )
     base = {"id": response_id, "object": "chat.completion", "created": int(time.time()), "model": model.name}
     call_ids = earlier_call_ids(request.messages) if prompt.tools else None
-    return ChatPlan(base, requests, bool(request.stream), has_usage_frame, num_top_logprobs, call_ids)
+    options = request.stream_options or StreamOptions()
+    return ChatPlan(
+        base=base,
+        requests=requests,
+        is_stream=bool(request.stream),
+        has_usage_frame=has_usage_frame,
+        num_top_logprobs=num_top_logprobs,
+        earlier_call_ids=call_ids,
+        shows_token_ids=bool(options.include_internal_content),
+        shows_usage_always=bool(options.continuous_usage_stats),
+    )
 
 
-async def answer_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> dict[str, Any]:
+async def answer_chat(
+    plan: ChatPlan, choices: Sequence[Choice], dispatcher: Dispatcher, tokenizer: Tokenizer
+) -> dict[str, Any]:
     """Run the plan and give the whole answer."""
-    choices = _choices(plan, tokenizer)
     pieces: list[list[Piece]] = [[] for _ in choices]
     async with dispatcher.open(plan.requests) as outputs:
         async for index, output in outputs:
@@ -100,37 +118,67 @@ async def answer_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokeniz
     return {**plan.base, "choices": answers, "usage": usage(choices, len(choices))}
 
 
-async def stream_chat(plan: ChatPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> AsyncGenerator[bytes, None]:
+async def stream_chat(
+    plan: ChatPlan, choices: Sequence[Choice], dispatcher: Dispatcher, tokenizer: Tokenizer
+) -> AsyncGenerator[bytes, None]:
     """Run the plan and give the answer frame by frame; the first frame comes with the first output."""
-    choices = _choices(plan, tokenizer)
-    has_begun = [False] * len(choices)
+    streams = [_ChoiceStream(plan, index, choice, tokenizer) for index, choice in enumerate(choices)]
     base = {**plan.base, "object": "chat.completion.chunk"}
-
-    def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
-        return frame({**base, "choices": [{"index": index, "delta": delta, "finish_reason": None, **more}]})
-
     async with dispatcher.open(plan.requests) as outputs:
         async for index, output in outputs:
-            choice = choices[index]
-            if not has_begun[index]:
-                has_begun[index] = True
-                yield chunk(index, {"role": "assistant", "content": ""})
-            for piece in choice.push(output):
-                delta = _delta(piece)
-                if plan.num_top_logprobs is not None:
-                    yield chunk(index, delta, logprobs=_logprobs(plan, tokenizer, [piece]))
-                elif piece.text or piece.call_id is not None:
-                    yield chunk(index, delta)
-            if choice.finish_reason is not None:
-                yield chunk(index, {}, finish_reason=choice.finish_reason, stop_reason=choice.stop_reason)
+            for shown in streams[index].push(output):
+                more = {"usage": usage(choices, len(choices))} if plan.shows_usage_always else {}
+                yield frame({**base, "choices": [shown], **more})
     if plan.has_usage_frame:
         yield frame({**base, "choices": [], "usage": usage(choices, len(choices))})
     yield DONE
 
 
-def _choices(plan: ChatPlan, tokenizer: Tokenizer) -> list[Choice]:
-    taken = plan.earlier_call_ids
-    return [Choice(request, tokenizer, None if taken is None else CallIds(taken)) for request in plan.requests]
+class _ChoiceStream:
+    """One choice as it stands in the frames of a stream."""
+
+    def __init__(self, plan: ChatPlan, index: int, choice: Choice, tokenizer: Tokenizer):
+        self._plan = plan
+        self._index = index
+        self._choice = choice
+        self._tokenizer = tokenizer
+        self._has_begun = False
+        self._is_thinking = plan.requests[index].start_channel is Channel.REASONING
+
+    def push(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """What one output adds, one kind of increment at a time, and at last the end with the usage."""
+        if not self._has_begun:
+            self._has_begun = True
+            yield self._shown({"role": "assistant", "content": ""})
+        for piece in self._choice.push(output):
+            yield from self._increment(piece)
+        if self._choice.finish_reason is not None:
+            yield {
+                **self._shown({}),
+                "finish_reason": self._choice.finish_reason,
+                "stop_reason": self._choice.stop_reason,
+                "usage": usage([self._choice], 1),
+            }
+
+    def _increment(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        marker_ids = piece.marker_ids
+        if self._is_thinking and piece.channel is not Channel.REASONING:
+            self._is_thinking = False
+            yield self._shown(self._with_ids({"reasoning_content": ""}, marker_ids))
+            marker_ids = ()
+        delta = self._with_ids(_delta(piece), (*marker_ids, *piece.delta.token_ids))
+        if self._plan.num_top_logprobs is not None:
+            yield {**self._shown(delta), "logprobs": _logprobs(self._plan, self._tokenizer, [piece])}
+        elif piece.text or piece.call_id is not None:
+            yield self._shown(delta)
+
+    def _shown(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": self._index, "delta": delta, "finish_reason": None}
+
+    def _with_ids(self, delta: dict[str, Any], token_ids: tuple[int, ...]) -> dict[str, Any]:
+        if self._plan.shows_token_ids and token_ids:
+            return {**delta, "internal_content": {"token_ids": token_ids}}
+        return delta
 
 
 def _delta(piece: Piece) -> dict[str, Any]:
@@ -159,12 +207,12 @@ def _logprobs(plan: ChatPlan, tokenizer: Tokenizer, pieces: Sequence[Piece]) -> 
         if piece.channel is Channel.TOOLS:
             continue
         entries["content" if was_resent else FIELD_OF_CHANNEL[piece.channel]] += [
-            _entry(tokenizer, item) for item in piece.logprobs
+            token_entry(tokenizer, item) for item in piece.logprobs
         ]
     return entries if entries["reasoning_content"] else {"content": entries["content"]}
 
 
-def _entry(tokenizer: Tokenizer, item: TokenLogprob) -> dict[str, Any]:
+def token_entry(tokenizer: Tokenizer, item: TokenLogprob) -> dict[str, Any]:
     top = [_token(tokenizer, token_id, logprob) for token_id, logprob in item.top]
     return {**_token(tokenizer, item.token_id, item.logprob), "top_logprobs": top}
 

@@ -44,6 +44,10 @@ class CompletionPlan:
     num_top_logprobs: int | None
     is_echo_only: bool
 
+    def texts(self, tokenizer: Tokenizer) -> "list[CompletionText]":
+        """The answers to come, one for each request."""
+        return [CompletionText(self, index, tokenizer) for index in range(len(self.requests))]
+
 
 def plan_completion(
     request: CompletionRequest, model: ModelInfo, tokenizer: Tokenizer, settings: ServerSettings
@@ -131,9 +135,10 @@ class CompletionText:
         return {token_text(self._tokenizer, token_id): logprob for token_id, logprob in token.top}
 
 
-async def answer_completion(plan: CompletionPlan, dispatcher: Dispatcher, tokenizer: Tokenizer) -> dict[str, Any]:
+async def answer_completion(
+    plan: CompletionPlan, states: Sequence[CompletionText], dispatcher: Dispatcher
+) -> dict[str, Any]:
     """Run the plan and give the whole answer."""
-    states = [CompletionText(plan, index, tokenizer) for index in range(len(plan.requests))]
     texts = [""] * len(states)
     tokens: list[list[TokenLogprob | int]] = [[] for _ in states]
     async with dispatcher.open(plan.requests) as outputs:
@@ -146,10 +151,9 @@ async def answer_completion(plan: CompletionPlan, dispatcher: Dispatcher, tokeni
 
 
 async def stream_completion(
-    plan: CompletionPlan, dispatcher: Dispatcher, tokenizer: Tokenizer
+    plan: CompletionPlan, states: Sequence[CompletionText], dispatcher: Dispatcher
 ) -> AsyncGenerator[bytes, None]:
     """Run the plan and give the answer frame by frame; the first frame comes with the first output."""
-    states = [CompletionText(plan, index, tokenizer) for index in range(len(plan.requests))]
     async with dispatcher.open(plan.requests) as outputs:
         async for index, output in outputs:
             state = states[index]

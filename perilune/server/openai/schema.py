@@ -10,6 +10,8 @@ import msgspec
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     include_usage: bool | None = None
+    include_internal_content: bool | None = None
+    continuous_usage_stats: bool | None = None
     # no effect: nothing here is worth hiding by padding
     include_obfuscation: bool | None = None
 

@@ -47,7 +47,13 @@ def test_a_stream_has_the_shape_of_the_stream_specification(serve):
     first, *middle, last = (chunk["choices"][0] for chunk in chunks)
     assert first == {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
     assert all(len(choice["delta"]) == 1 and choice["finish_reason"] is None for choice in middle)
-    assert all(value for choice in middle for value in choice["delta"].values())
+    shown = [next(iter(choice["delta"].items())) for choice in middle]
+    end_of_thinking = shown.index(("reasoning_content", ""))
+    assert all(value for _, value in shown[:end_of_thinking])
+    assert all(value for _, value in shown[end_of_thinking + 1 :])
+    assert {kind for kind, _ in shown[:end_of_thinking]} == {"reasoning_content"}
+    assert {kind for kind, _ in shown[end_of_thinking + 1 :]} == {"content"}
+    assert last["usage"]["total_tokens"] > 0
     assert (last["delta"], last["finish_reason"]) == ({}, "stop")
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
@@ -131,7 +137,8 @@ def test_an_answer_that_skips_thinking_may_begin_with_its_stop_string(serve):
     assert (message["reasoning_content"], message["content"]) == ("", "")
     assert answer["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
     chunks = events(server.chat(stop=["hell"], stream=True))
-    assert all(value for chunk in chunks[1:-1] for value in chunk["choices"][0]["delta"].values())
+    assert all(value for chunk in chunks[1:-2] for value in chunk["choices"][0]["delta"].values())
+    assert chunks[-2]["choices"][0]["delta"] == {"reasoning_content": ""}
 
 
 @pytest.mark.parametrize("num_top", [0, 3])
