@@ -30,6 +30,7 @@ struct Calls {
   Recorded<LayerNormArgs> layer_norm{"layer_norm", &Kernels::layer_norm};
   Recorded<EmbedArgs> embed_rows{"embed_rows", &Kernels::embed_rows};
   Recorded<StoreArgs> store_rows{"store_rows", &Kernels::store_rows};
+  Recorded<StorePackedArgs> store_packed_rows{"store_packed_rows", &Kernels::store_packed_rows};
   Recorded<PairArgs> add_rows{"add_rows", &Kernels::add_rows};
   Recorded<PairArgs> gate_rows{"gate_rows", &Kernels::gate_rows};
   Recorded<ScaleArgs> scale_rows{"scale_rows", &Kernels::scale_rows};
@@ -157,6 +158,12 @@ void store_rows(Address x, int type, Int tokens, Int columns, Address slots, Add
                         num_rows});
 }
 
+void store_packed_rows(Address x, int type, Int tokens, Int columns, Int scaled, Address slots, Address pool, int to,
+                       Int row_bytes, Int num_rows) {
+  kernels().store_packed_rows(
+      {from(x), type_of(type), tokens, columns, scaled, from<int64_t>(slots), at(pool), type_of(to), row_bytes, num_rows});
+}
+
 template <Recorded<PairArgs> Calls::*kernel>
 void pair(Address x, Address z, int type, Int count, Address y) {
   (kernels().*kernel)({from(x), from(z), type_of(type), count, at(y)});
@@ -266,6 +273,7 @@ NB_MODULE(_native, m) {
   m.def("layer_norm", layer_norm, free);
   m.def("embed_rows", embed_rows, free);
   m.def("store_rows", store_rows, free);
+  m.def("store_packed_rows", store_packed_rows, free);
   m.def("add_rows", pair<&Calls::add_rows>, free);
   m.def("gate_rows", pair<&Calls::gate_rows>, free);
   m.def("scale_rows", scale_rows, free);

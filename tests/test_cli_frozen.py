@@ -7,7 +7,8 @@ from perilune.cli.main import app
 SAMPLING = ["--max-tokens", "--seed", "--temperature", "--top-p"]
 TALKING = ["--effort", "--system"]
 QUANTISED = ["--activations", "--dense-weights"]
-ENGINE = ["--dtype", "--max-model-len", "--threads", *QUANTISED]
+CACHED = ["--cache-dtype", "--index-cache-dtype"]
+ENGINE = ["--dtype", "--max-model-len", "--threads", *QUANTISED, *CACHED]
 OPTIONS = {
     "perilune": ["--version"],
     "perilune serve": [
@@ -40,7 +41,16 @@ OPTIONS = {
     ],
     "perilune verify": [],
     "perilune verify ops": ["--backend", "--json", "--op"],
-    "perilune verify logits": ["CHECKPOINT", "--backend", "--dtype", "--golden", "--json", "--mode", *QUANTISED],
+    "perilune verify logits": [
+        "CHECKPOINT",
+        "--backend",
+        "--dtype",
+        "--golden",
+        "--json",
+        "--mode",
+        *QUANTISED,
+        *CACHED,
+    ],
 }
 
 

@@ -199,6 +199,18 @@ struct StoreArgs {
   int64_t num_rows;
 };
 
+// Row slots[t] of a pool of packed rows (ops/packed_rows; `to` is f8, i8 or mxfp4) becomes row t of x [tokens, columns],
+// its first `scaled` columns quantised.
+struct StorePackedArgs {
+  const void* x;
+  Type type;
+  int64_t tokens, columns, scaled;
+  const int64_t* slots;
+  void* pool;
+  Type to;
+  int64_t row_bytes, num_rows;
+};
+
 // `count` elements of x and z, of the same type as y: x + z, or x times the sigmoid of z, which is rounded first.
 struct PairArgs {
   const void* x;
@@ -320,7 +332,7 @@ struct MlaArgs {
   const void* q;  // [tokens, heads, key + shared], `q_stride` from token to token
   Type type;
   int64_t q_stride;
-  Pages pages;  // rows [latent | shared] of row_type
+  Pages pages;  // rows [latent | shared] of row_type; of i8 and f8 packed, the latent quantised
   Type row_type;
   Sequences sequences;
   const void* w_uk;
@@ -339,7 +351,7 @@ struct IndexerArgs {
   const void* q;  // [tokens, heads, width]
   Type type;
   const float* weights;  // [tokens, heads]
-  Pages pages;           // keys [width] of key_type
+  Pages pages;           // keys [width] of key_type; of i8, f8 and mxfp4 packed
   Type key_type;
   Sequences sequences;
   int64_t heads, width, topk;
@@ -406,6 +418,7 @@ struct Kernels {
   void (*layer_norm)(const LayerNormArgs&);
   void (*embed_rows)(const EmbedArgs&);
   void (*store_rows)(const StoreArgs&);
+  void (*store_packed_rows)(const StorePackedArgs&);
   void (*add_rows)(const PairArgs&);
   void (*gate_rows)(const PairArgs&);
   void (*scale_rows)(const ScaleArgs&);

@@ -11,9 +11,9 @@ from typing import Literal
 from perilune.errors import ConfigError
 
 CacheKind = Literal["paged", "state"]
-CacheDtype = Literal["model", "bfloat16", "float32"]
+CacheDtype = Literal["model", "bfloat16", "float32", "float8_e4m3fn", "int8", "uint8"]
 
-DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
+DTYPE_BYTES = {"bfloat16": 2, "float32": 4, "float8_e4m3fn": 1, "int8": 1, "uint8": 1}
 
 
 def resolve_dtype(dtype: CacheDtype, model_dtype: str) -> str:
@@ -28,7 +28,8 @@ def resolve_dtype(dtype: CacheDtype, model_dtype: str) -> str:
 class CacheGroupSpec:
     """One kind of cached row: `paged` has a row per token, `state` has a row per request.
 
-    `row_shape` is the shape of one row of one layer; `dtype` "model" follows the compute dtype.
+    `row_shape` is the shape of one row of one layer; `dtype` "model" follows the compute dtype. A row whose
+    elements are bytes is as long as it has bytes, whatever they mean to the model.
     """
 
     name: str

@@ -6,10 +6,10 @@ from math import prod
 
 import torch
 
-from perilune.cache.spec import CacheGroupSpec, resolve_dtype
+from perilune.cache.spec import DTYPE_BYTES, CacheGroupSpec, resolve_dtype
 from perilune.errors import CapacityError
 
-_TORCH_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_TORCH_DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 
 
 class CacheStorage:
@@ -49,7 +49,7 @@ class CacheStorage:
     def _zero(self, kind: str, ids: Sequence[int]) -> None:
         for group in self._groups:
             if group.kind == kind and ids:
-                self.views[group.name][:, list(ids)] = 0
+                self.views[group.name].view(torch.uint8)[:, list(ids)] = 0
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -84,6 +84,8 @@ def chat_command(
     dtype: options.Dtype = None,
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
+    cache_dtype: options.CacheDtype = "auto",
+    index_cache_dtype: options.IndexCacheDtype = "auto",
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
 ) -> None:
@@ -99,6 +101,8 @@ def chat_command(
             dtype=dtype,
             dense_weights=dense_weights,
             activations=activations,
+            cache_dtype=cache_dtype,
+            index_cache_dtype=index_cache_dtype,
             max_model_len=max_model_len,
             max_num_seqs=1,
         )
@@ -107,6 +111,8 @@ def chat_command(
         local = {"CHECKPOINT": checkpoint, "--dtype": dtype, "--max-model-len": max_model_len, "--threads": threads}
         local["--dense-weights"] = None if dense_weights == "stored" else dense_weights
         local["--activations"] = None if activations == "exact" else activations
+        local["--cache-dtype"] = None if cache_dtype == "auto" else cache_dtype
+        local["--index-cache-dtype"] = None if index_cache_dtype == "auto" else index_cache_dtype
         _refuse(local, "with --url")
         backend = UrlBackend(url, model, env.api_key() if api_key is None else api_key)
     try:

@@ -26,6 +26,8 @@ def generate_command(
     dtype: options.Dtype = None,
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
+    cache_dtype: options.CacheDtype = "auto",
+    index_cache_dtype: options.IndexCacheDtype = "auto",
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
 ) -> None:
@@ -47,6 +49,8 @@ def generate_command(
         dtype=dtype,
         dense_weights=dense_weights,
         activations=activations,
+        cache_dtype=cache_dtype,
+        index_cache_dtype=index_cache_dtype,
         max_model_len=max_model_len,
         max_num_seqs=1,
     )

@@ -73,6 +73,7 @@ def _report(config: "ModelConfig") -> dict[str, Any]:
         "decode_weight_bytes": totals.decode_weight_bytes,
         "flops_per_token": flops_per_token(config, context=1),
         "cache_bytes_per_token": cache_bytes_per_token(config),
+        "cache_bytes_per_token_fp8": cache_bytes_per_token(config, "fp8_ds_mla", "fp8"),
         "state_bytes_per_sequence": state_bytes_per_sequence(config),
         "parts": {str(part): asdict(values) for part, values in totals.parts.items()},
     }
@@ -99,6 +100,7 @@ def render(report: dict[str, Any]) -> str:
         "weight bytes read per decode step": "decode_weight_bytes",
         "operations per token, short context": "flops_per_token",
         "cache bytes per token (bfloat16)": "cache_bytes_per_token",
+        "cache bytes per token (--cache-dtype and index fp8)": "cache_bytes_per_token_fp8",
         "state bytes per sequence (float32, convolution bfloat16)": "state_bytes_per_sequence",
     }
     lines += ["", *(f"{label:<58}{report[key]:>24,}" for label, key in rows.items())]

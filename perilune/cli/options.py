@@ -25,6 +25,10 @@ DenseWeights = Annotated[
 Activations = Annotated[
     str, typer.Option(help="exact, or int8: rounds what int8 and MXFP4 weights multiply, for speed.")
 ]
+CacheDtype = Annotated[
+    str, typer.Option(help="Cached rows of attention: auto is the compute dtype; fp8 or int8 take half the bytes.")
+]
+IndexCacheDtype = Annotated[str, typer.Option(help="Cached index keys (K3.1): auto, fp8, int8 or mxfp4.")]
 NumBlocks = Annotated[int | None, typer.Option(help="Size of the cache in blocks of 16 tokens.", min=1)]
 CacheMemory = Annotated[
     str | None, typer.Option(help="Size of the cache, as 512M or 4G; what is free by default.", metavar="SIZE")

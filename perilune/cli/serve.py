@@ -30,6 +30,8 @@ def serve_command(
     dtype: options.Dtype = None,
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
+    cache_dtype: options.CacheDtype = "auto",
+    index_cache_dtype: options.IndexCacheDtype = "auto",
     threads: options.Threads = None,
     drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,
 ) -> None:
@@ -55,6 +57,8 @@ def serve_command(
         dtype=dtype,
         dense_weights=dense_weights,
         activations=activations,
+        cache_dtype=cache_dtype,
+        index_cache_dtype=index_cache_dtype,
     )
     bound = bind(host, port)
     client, tokenizer = start_engine(checkpoint, config, name=served_model_name, num_threads=threads)

@@ -31,6 +31,8 @@ def logits(
     dtype: Annotated[str, typer.Option(help="Compute dtype: float32 or bfloat16.")] = "float32",
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
+    cache_dtype: options.CacheDtype = "auto",
+    index_cache_dtype: options.IndexCacheDtype = "auto",
     backend: Annotated[
         str | None, typer.Option(help="Let it alone compute what it implements, as reference.", show_default=False)
     ] = None,
@@ -42,7 +44,12 @@ def logits(
     from perilune.verify.logits import only, verify_logits
 
     config = EngineConfig(
-        dtype=dtype, dense_weights=dense_weights, activations=activations, ops=only(backend) if backend else {}
+        dtype=dtype,
+        dense_weights=dense_weights,
+        activations=activations,
+        cache_dtype=cache_dtype,
+        index_cache_dtype=index_cache_dtype,
+        ops=only(backend) if backend else {},
     )
     report = asdict(verify_logits(checkpoint, golden, config, mode=mode))
     if as_json:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from perilune.config.model import NormEps
+from perilune.config.model import ModelConfig, NormEps
 from perilune.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
@@ -15,6 +15,10 @@ STORED, INT8, FP8 = "stored", "int8", "fp8"
 EXACT = "exact"
 DENSE_WEIGHTS = (STORED, INT8, FP8)
 ACTIVATIONS = (EXACT, INT8)
+AUTO, MXFP4 = "auto", "mxfp4"
+MXFP4_GROUP = 32
+CACHE_DTYPES = (AUTO, FP8, INT8)
+INDEX_CACHE_DTYPES = (AUTO, FP8, INT8, MXFP4)
 
 # what is served when no checkpoint is named
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "demo"
@@ -32,7 +36,9 @@ class EngineConfig:
     processor multiplies bfloat16 much faster. `dense_weights` says what the projections of the layers (attention,
     indexer, dense and shared experts, latents) are made into at load: "stored" keeps them mapped, "int8" and "fp8"
     (E4M3) hold 8 bits and a scale per output. `activations` "int8" rounds what int8 and MXFP4 weights are multiplied
-    with, per 32 columns. `ops` maps an op's name to the backend it must use.
+    with, per 32 columns. `cache_dtype` says what the cached rows of attention hold: "auto" the compute dtype, "fp8"
+    (E4M3) and "int8" 8 bits and a scale per 128 values; `index_cache_dtype` the same for index keys, "mxfp4" 4 bits and
+    a scale per 32. `ops` maps an op's name to the backend it must use.
     """
 
     max_num_seqs: int = 16
@@ -45,6 +51,8 @@ class EngineConfig:
     dtype: str | None = None
     dense_weights: str = STORED
     activations: str = EXACT
+    cache_dtype: str = AUTO
+    index_cache_dtype: str = AUTO
     eps: NormEps = field(default_factory=NormEps)
     ops: Mapping[str, str] = field(default_factory=dict)
 
@@ -66,13 +74,33 @@ class EngineConfig:
             )
         if self.dtype is not None and self.dtype not in COMPUTE_DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; allowed are {', '.join(COMPUTE_DTYPES)}")
-        for name, allowed in (("dense_weights", DENSE_WEIGHTS), ("activations", ACTIVATIONS)):
+        choices = {
+            "dense_weights": DENSE_WEIGHTS,
+            "activations": ACTIVATIONS,
+            "cache_dtype": CACHE_DTYPES,
+            "index_cache_dtype": INDEX_CACHE_DTYPES,
+        }
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
         self._check_eps()
         for op, backend in self.ops.items():
             if not (isinstance(op, str) and isinstance(backend, str)):
                 raise ConfigError(f"ops holds {op!r}: {backend!r}; it must map an op's name to a backend's name")
+
+    def check_index_cache(self, model: ModelConfig) -> None:
+        """ConfigError where `index_cache_dtype` asks for what this model's index keys cannot be."""
+        if self.index_cache_dtype == AUTO:
+            return
+        given = f"index_cache_dtype is {self.index_cache_dtype!r}"
+        if model.indexer is None:
+            raise ConfigError(f"{given}, and this model keeps no index keys: leave it at {AUTO}")
+        width = model.indexer.head_dim
+        if self.index_cache_dtype == MXFP4 and width % MXFP4_GROUP:
+            raise ConfigError(
+                f"{given}, which needs a multiple of {MXFP4_GROUP} values, and this model's index keys have {width}: "
+                f"use {FP8} or {INT8}"
+            )
 
     def _check_eps(self) -> None:
         for part in fields(self.eps):

@@ -9,7 +9,7 @@ from perilune.cache.manager import CacheManager
 from perilune.cache.storage import CacheStorage
 from perilune.checkpoint.loader import load_state
 from perilune.checkpoint.quantise import load_quantised_state
-from perilune.config.engine import FP8, INT8, STORED, EngineConfig
+from perilune.config.engine import AUTO, FP8, INT8, MXFP4, STORED, EngineConfig
 from perilune.config.media import PREPROCESSOR_FILE, MediaConfig, load_media_config
 from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
@@ -30,6 +30,7 @@ FLOAT32_SHARE = 0.125
 
 _TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _QUANTISED_DTYPES = {INT8: torch.int8, FP8: torch.float8_e4m3fn}
+_CACHED_VALUES = {AUTO: None, **_QUANTISED_DTYPES, MXFP4: torch.uint8}
 
 
 def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
@@ -60,6 +61,7 @@ def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = F
     """Load a checkpoint's model in the dtypes and on the ops that `config` asks for; raises as `build_engine`."""
     apply_overrides(config.ops)
     model_config = load_model_config(checkpoint)
+    config.check_index_cache(model_config)
     dtype = _TORCH_DTYPES[config.dtype or _suitable_dtype(model_config)]
     state = _load(checkpoint, model_config, config.dense_weights, check_scales)
     is_int8 = config.activations == INT8
@@ -68,7 +70,15 @@ def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = F
             f"activations is int8, which multiplies int8 and MXFP4 weights, and {checkpoint} loaded with dense_weights "
             f"{config.dense_weights!r} has neither: set dense_weights to int8, or leave activations at exact"
         )
-    return build_model(model_config, state, config.eps, dtype, int8_activations=is_int8)
+    return build_model(
+        model_config,
+        state,
+        config.eps,
+        dtype,
+        int8_activations=is_int8,
+        row_values=_CACHED_VALUES[config.cache_dtype],
+        key_values=_CACHED_VALUES[config.index_cache_dtype],
+    )
 
 
 def _load(checkpoint: Path, config: ModelConfig, dense_weights: str, check_scales: bool) -> Mapping[str, LinearWeight]:

@@ -9,18 +9,29 @@ from dataclasses import dataclass, replace
 from perilune.checkpoint.names import VISION_PARTS, Part, TensorFamily, tensor_table
 from perilune.config.model import IndexerConfig, MLAConfig, ModelConfig
 
+
+def _packed_latent_bytes(mla: MLAConfig) -> int:
+    return mla.kv_lora_rank + 4 * -(-mla.kv_lora_rank // 128) + 2 * mla.qk_rope_head_dim
+
+
+def _packed_key_bytes(indexer: IndexerConfig) -> int:
+    return indexer.head_dim + 4 * -(-indexer.head_dim // 128)
+
+
 # Bytes of one cached row by storage format.
 LATENT_FORMATS: dict[str, Callable[[MLAConfig], int]] = {
     "float32": lambda mla: 4 * mla.cache_width,
     "bfloat16": lambda mla: 2 * mla.cache_width,
     "fp8": lambda mla: mla.cache_width,
-    # fp8 latent with one float32 scale per 128 values, the shared key part in bfloat16.
-    "fp8_ds_mla": lambda mla: mla.kv_lora_rank + 4 * -(-mla.kv_lora_rank // 128) + 2 * mla.qk_rope_head_dim,
+    # 8-bit latent with one float32 scale per 128 values, the shared key part in bfloat16.
+    "fp8_ds_mla": _packed_latent_bytes,
+    "int8": _packed_latent_bytes,
 }
 INDEX_FORMATS: dict[str, Callable[[IndexerConfig], int]] = {
     "float32": lambda indexer: 4 * indexer.head_dim,
     "bfloat16": lambda indexer: 2 * indexer.head_dim,
-    "fp8": lambda indexer: indexer.head_dim + 4 * -(-indexer.head_dim // 128),
+    "fp8": _packed_key_bytes,
+    "int8": _packed_key_bytes,
     "mxfp4": lambda indexer: indexer.head_dim // 2 + indexer.head_dim // 32,
 }
 

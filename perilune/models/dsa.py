@@ -9,15 +9,17 @@ from torch import Tensor, nn
 from perilune import ops
 from perilune.cache.spec import CacheGroupSpec
 from perilune.config.model import IndexerConfig, ModelConfig, NormEps
-from perilune.models.inputs import ForwardBatch
+from perilune.models.inputs import ForwardBatch, row_group
 from perilune.models.layers import Linear, parameter
 
 KEY_GROUP = "index_keys"
 
 
-def cache_groups(config: IndexerConfig, num_layers: int) -> tuple[CacheGroupSpec, ...]:
-    """One index key per token and layer."""
-    return (CacheGroupSpec(KEY_GROUP, "paged", num_layers, (config.head_dim,), "model"),)
+def cache_groups(
+    config: IndexerConfig, num_layers: int, values: torch.dtype | None = None
+) -> tuple[CacheGroupSpec, ...]:
+    """One index key per token and layer, packed with `values` if given."""
+    return (row_group(KEY_GROUP, num_layers, config.head_dim, config.head_dim, values),)
 
 
 class KeyNorm(nn.Module):
@@ -53,7 +55,7 @@ class Indexer(nn.Module):
         [T, q_lora_rank] is normed. None stands for "every row": no sequence of the part is longer than top-k. Keys
         are written all the same.
         """
-        keys = batch.write_rows(KEY_GROUP, self.index, self.k_norm(k))
+        keys = batch.write_rows(KEY_GROUP, self.index, self.k_norm(k), self.config.head_dim)
         if batch.longest <= self.config.topk:
             return [None] * len(batch.parts)
         q, weights = self.queries(q_latent), self.head_weights(head_logits)

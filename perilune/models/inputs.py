@@ -12,6 +12,15 @@ import torch
 from torch import Tensor
 
 from perilune import ops
+from perilune.cache.spec import CacheDtype, CacheGroupSpec
+from perilune.ops.packed_rows.layout import is_packed, row_bytes
+
+# what a cache group calls the values of packed rows
+_CACHE_NAMES: dict[torch.dtype, CacheDtype] = {
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+}
 
 
 @dataclass(frozen=True)
@@ -97,14 +106,31 @@ class ForwardBatch:
         assert self.parts
         assert self.longest
 
-    def write_rows(self, group: str, layer: int, rows: Tensor) -> Tensor:
-        """Puts rows [T, W] of this pass into a paged group; returns the layer's pool [blocks, block_size, W]."""
+    def write_rows(self, group: str, layer: int, rows: Tensor, num_scaled: int) -> Tensor:
+        """Puts rows [T, W] of this pass into a paged group; returns the layer's pool [blocks, block_size, ...].
+
+        A pool of packed rows quantises the first `num_scaled` columns; see `ops.packed_rows`.
+        """
         if self.cache is None:
             return rows.view(self.seq_lens.shape[0], -1, rows.shape[-1])
         pool = self.cache[group][layer]
-        ops.store_rows(pool, self.slot_mapping, rows)
+        if is_packed(pool.dtype):
+            ops.store_packed_rows(pool, self.slot_mapping, rows, num_scaled)
+        else:
+            ops.store_rows(pool, self.slot_mapping, rows)
         return pool
 
     def state(self, group: str, layer: int) -> Tensor | None:
         """The layer's states [slots, ...] of a state group, updated in place by ops; None without a cache."""
         return None if self.cache is None else self.cache[group][layer]
+
+
+def row_group(
+    name: str, num_layers: int, num_scaled: int, num_columns: int, values: torch.dtype | None
+) -> CacheGroupSpec:
+    """A paged group of rows in the compute dtype, or packed with `values` (`ops.packed_rows`)."""
+    if values is None:
+        return CacheGroupSpec(name, "paged", num_layers, (num_columns,), "model")
+    return CacheGroupSpec(
+        name, "paged", num_layers, (row_bytes(values, num_scaled, num_columns),), _CACHE_NAMES[values]
+    )

@@ -10,15 +10,15 @@ from perilune import ops
 from perilune.cache.spec import CacheGroupSpec
 from perilune.config.model import MLAConfig, ModelConfig, NormEps
 from perilune.models.dsa import Indexer
-from perilune.models.inputs import ForwardBatch
+from perilune.models.inputs import ForwardBatch, row_group
 from perilune.models.layers import Linear, Projections, RMSNorm, Weight
 
 LATENT_GROUP = "latent"
 
 
-def cache_groups(config: MLAConfig, num_layers: int) -> tuple[CacheGroupSpec, ...]:
-    """One row per token and layer: the normed latent and the shared raw key part."""
-    return (CacheGroupSpec(LATENT_GROUP, "paged", num_layers, (config.cache_width,), "model"),)
+def cache_groups(config: MLAConfig, num_layers: int, values: torch.dtype | None = None) -> tuple[CacheGroupSpec, ...]:
+    """One row per token and layer: the normed latent, packed with `values` if given, and the shared raw key part."""
+    return (row_group(LATENT_GROUP, num_layers, config.kv_lora_rank, config.cache_width, values),)
 
 
 class MultiHeadLatentAttention(nn.Module):
@@ -45,7 +45,7 @@ class MultiHeadLatentAttention(nn.Module):
         q_a, kv_a, gate, *index = self.projections(x)
         q_latent = self.q_a_layernorm(q_a)
         q = self.q_b_proj(q_latent).unflatten(-1, (self.config.num_heads, self.config.qk_head_dim))
-        rows = batch.write_rows(LATENT_GROUP, self.index, self.latent_rows(kv_a))
+        rows = batch.write_rows(LATENT_GROUP, self.index, self.latent_rows(kv_a), self.config.kv_lora_rank)
         selections = [None] * len(batch.parts) if self.indexer is None else self.indexer(*index, q_latent, batch)
         w_uk, w_uv = self.absorbed_weights()
         scale, pieces = self.config.qk_head_dim**-0.5, []

@@ -65,6 +65,9 @@ class KimiModel(nn.Module):
     def __init__(self, config: ModelConfig, eps: NormEps, experts: list[nn.Module | None], dtype: torch.dtype):
         super().__init__()
         self.config, self.dtype = config, dtype
+        # values of packed cache rows and index keys; None keeps them in the compute dtype
+        self.row_values: torch.dtype | None = None
+        self.key_values: torch.dtype | None = None
         self.model = Backbone(config, eps, experts, dtype)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype)
         self.vision = None if config.vision is None else VisionModel(config.vision, eps.vision, dtype)
@@ -83,9 +86,9 @@ class KimiModel(nn.Module):
         """What a sequence keeps between passes."""
         config = self.config
         num_kda, num_mla = len(config.kda_layers), len(config.full_attn_layers)
-        groups = (*mla.cache_groups(config.mla, num_mla),) if num_mla else ()
+        groups = (*mla.cache_groups(config.mla, num_mla, self.row_values),) if num_mla else ()
         if config.indexer is not None and num_mla:
-            groups = (*groups, *dsa.cache_groups(config.indexer, num_mla))
+            groups = (*groups, *dsa.cache_groups(config.indexer, num_mla, self.key_values))
         return (*groups, *kda.cache_groups(config.kda, num_kda)) if num_kda else groups
 
 
@@ -105,12 +108,15 @@ def build_model(
     dtype: torch.dtype,
     *,
     int8_activations: bool = False,
+    row_values: torch.dtype | None = None,
+    key_values: torch.dtype | None = None,
 ) -> KimiModel:
     """Builds the model around a checkpoint's tensors, by parameter name, copying only to change a dtype.
 
     `state` maps every parameter and expert tensor; a missing one raises CheckpointError. Linears take quantised
     weights too. A float32 model keeps bfloat16 matrices where an op multiplies them as they lie. `int8_activations`
-    reaches every op that can use them.
+    reaches every op that can use them. `row_values` and `key_values` are those of packed cache rows and index keys
+    (`ops.packed_rows`); None keeps the compute dtype.
     """
     with torch.device("meta"):
         experts = [
@@ -118,6 +124,7 @@ def build_model(
             for layer in range(config.num_hidden_layers)
         ]
         model = KimiModel(config, eps, experts, dtype)
+    model.row_values, model.key_values = row_values, key_values
     tensors: dict[str, Tensor] = {}
     takes_bfloat16 = multiplies_bfloat16_with(dtype)
     for path, module in model.named_modules():

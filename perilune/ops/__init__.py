@@ -32,6 +32,7 @@ _HOMES = {
     "scale_rows": "rows",
     "short_conv": "conv",
     "situ": "moe",
+    "store_packed_rows": "packed_rows",
     "store_rows": "rows",
 }
 

@@ -12,6 +12,7 @@ from perilune.ops.mla import cases as mla
 from perilune.ops.moe import cases as moe
 from perilune.ops.mxfp4 import cases as mxfp4
 from perilune.ops.norm import cases as norm
+from perilune.ops.packed_rows import cases as packed_rows
 from perilune.ops.rows import cases as rows
 from perilune.ops.sampling import cases as sampling
 from perilune.ops.vision import cases as vision
@@ -26,6 +27,7 @@ CASE_TABLES: dict[str, CaseTable[Any]] = {
     **moe.TABLES,
     **mxfp4.TABLES,
     **norm.TABLES,
+    **packed_rows.TABLES,
     **rows.TABLES,
     **sampling.TABLES,
     **vision.TABLES,

@@ -24,6 +24,8 @@ def test_defaults_are_accepted_and_leave_the_machine_s_choices_open():
         ({"dtype": "float16"}, "float32, bfloat16"),
         ({"dense_weights": "int4"}, "dense_weights is 'int4'; allowed are stored, int8, fp8"),
         ({"activations": "fp8"}, "activations is 'fp8'; allowed are exact, int8"),
+        ({"cache_dtype": "fp4"}, "cache_dtype is 'fp4'; allowed are auto, fp8, int8"),
+        ({"index_cache_dtype": "e4m3"}, "index_cache_dtype is 'e4m3'; allowed are auto, fp8, int8, mxfp4"),
         ({"eps": NormEps(latent=0.0)}, "eps.latent is 0.0"),
         ({"eps": NormEps(l2=float("nan"))}, "eps.l2 is nan"),
         ({"ops": {"kda_chunk": 1}}, "kda_chunk"),

@@ -39,7 +39,7 @@ def test_a_whole_pass_is_sequences_of_one_length_without_a_cache():
     assert batch.logits_rows.tolist() == list(range(6))
     assert batch.state("recurrent", 0) is None
     rows = torch.arange(12.0).view(6, 2)
-    assert torch.equal(batch.write_rows("latent", 0, rows), rows.view(2, 3, 2))
+    assert torch.equal(batch.write_rows("latent", 0, rows, 3), rows.view(2, 3, 2))
 
 
 def test_wanted_rows_can_be_chosen():
@@ -49,7 +49,7 @@ def test_wanted_rows_can_be_chosen():
 def test_rows_are_written_to_their_places_in_their_layer_and_nowhere_else():
     pools = torch.full((2, 6, 4, 3), torch.nan)
     rows = torch.arange(21.0).view(7, 3)
-    pool = pass_over(MIXED, {"latent": pools}).write_rows("latent", 1, rows)
+    pool = pass_over(MIXED, {"latent": pools}).write_rows("latent", 1, rows, 3)
     assert pool.data_ptr() == pools[1].data_ptr()
     places = [(3, 1), (1, 0), (4, 2), (4, 3), (2, 0), (5, 0), (5, 1)]
     for row, (block, offset) in zip(rows, places, strict=True):
@@ -61,7 +61,7 @@ def test_rows_are_written_to_their_places_in_their_layer_and_nowhere_else():
 def test_rows_take_the_caches_dtype():
     pools = torch.zeros(1, 6, 4, 3, dtype=torch.bfloat16)
     batch = pass_over(MIXED, {"latent": pools})
-    assert batch.write_rows("latent", 0, torch.full((7, 3), 1.001)).dtype is torch.bfloat16
+    assert batch.write_rows("latent", 0, torch.full((7, 3), 1.001), 3).dtype is torch.bfloat16
     assert pools[0, 1, 0, 0] == 1.0
 
 

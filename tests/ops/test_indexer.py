@@ -4,6 +4,7 @@ import torch
 from perilune import ops
 from perilune.ops.indexer.reference import indexer_scores
 from tests.ops.calls import assert_gradients_agree, call, case_named, cases, make_arguments
+from tests.ops.packed import unpacked
 
 
 def naive_scores(q, weights, keys):
@@ -18,6 +19,7 @@ def naive_scores(q, weights, keys):
 
 def naive(q, weights, keys, block_table, seq_lens, cu_seqlens, topk):
     """Sorts the pairs (-score, position) of the visible rows, query after query."""
+    keys = unpacked(keys, q.shape[-1])
     block_size, out = keys.shape[1], []
     for n, length in enumerate(seq_lens.tolist()):
         own = torch.stack([keys[block_table[n, s // block_size], s % block_size].double() for s in range(length)])

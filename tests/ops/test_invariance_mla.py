@@ -17,6 +17,8 @@ MANY = Layout((1, 40, 3, 1, 1, 16, 2), (900, 85, 0, 1599, 95, 760, 191))
 CASES = [
     LatentCase(name="dense", layout=MANY, heads=5, latent=32),
     LatentCase(name="selected", layout=MANY, heads=5, latent=32, topk=100),
+    LatentCase(name="fp8 rows", layout=MANY, heads=5, latent=32, values=torch.float8_e4m3fn),
+    LatentCase(name="int8 rows, selected", layout=MANY, heads=5, latent=144, topk=100, values=torch.int8),
     LatentCase(name="many heads", layout=Layout((1, 7), (100, 100)), heads=33, latent=32),
 ]
 

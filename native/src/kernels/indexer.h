@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/attention_rows.h"
+#include "kernels/packed_rows.h"
 #include "kernels/select.h"
 
 namespace perilune::PERILUNE_ISA {
@@ -71,7 +71,7 @@ void score_range(const IndexerArgs& args, const ScoreGroup& group, int64_t range
   const void *rows[kIndexBlock], *next[kIndexBlock];
   int64_t count = find_rows(args.pages, group.queries->sequence, nullptr, range * kIndexRange, end, kIndexBlock, rows);
   for (int64_t first = range * kIndexRange; first < end; first += kIndexBlock) {
-    read_rows<E>(rows, count, args.width, block, kIndexBlock + 1);
+    read_rows({args.key_type, args.width, args.width}, rows, count, block, kIndexBlock + 1);
     Fetch fetch = {next, find_rows(args.pages, group.queries->sequence, nullptr, first + kIndexBlock, end, kIndexBlock, next),
                    args.pages.row_bytes};
     for (int64_t i = 0; i < group.count; ++i)

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "kernels/attention_block.h"
-#include "kernels/attention_rows.h"
+#include "kernels/packed_rows.h"
 
 namespace perilune::PERILUNE_ISA {
 
@@ -127,7 +127,7 @@ void attend_range(const MlaArgs& args, const AbsorbedPass& pass, int64_t i, int6
   };
   int64_t size = find(start, rows);
   for (int64_t first = start; first < end; first += kKeyBlock) {
-    read_rows<E>(rows, size, width, block, kBlockRows);
+    read_rows({args.row_type, args.latent, width}, rows, size, block, kBlockRows);
     const int64_t next_size = find(first + kKeyBlock, next);
     attend(lanes, block, block, first, size, {next, next_size, args.pages.row_bytes});
     std::copy_n(next, size = next_size, rows);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/attention_block.h"
+#include "kernels/packed_rows.h"
 
 namespace perilune::PERILUNE_ISA {
 
@@ -37,7 +38,7 @@ template <typename E>
 void expand_block(const MlaArgs& args, const Expansion& own, int64_t sequence, int64_t first, int64_t count) {
   const void* rows[kKeyBlock];
   find_rows(args.pages, sequence, nullptr, first, first + count, count, rows);
-  read_rows<E>(rows, count, args.latent + args.shared, own.latents, kBlockRows);
+  read_rows({args.row_type, args.latent, args.latent + args.shared}, rows, count, own.latents, kBlockRows);
   const auto expand = [&](const float* weight, int64_t columns, float* out) {
     for_panels(columns, [&](auto vectors, int64_t column) {
       panel_product<vectors()>(own.latents, kBlockRows, count, weight + column * args.latent, args.latent,

@@ -12,6 +12,7 @@
 #include "kernels/mla.h"
 #include "kernels/moe.h"
 #include "kernels/norm.h"
+#include "kernels/packed_rows.h"
 #include "kernels/quantize.h"
 #include "kernels/rows.h"
 #include "kernels/sample.h"
@@ -32,6 +33,7 @@ const Kernels table = {
     /* layer_norm */ layer_norm,
     /* embed_rows */ embed_rows,
     /* store_rows */ store_rows,
+    /* store_packed_rows */ store_packed_rows,
     /* add_rows */ add_rows,
     /* gate_rows */ gate_rows,
     /* scale_rows */ scale_rows,

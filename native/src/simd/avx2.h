@@ -31,6 +31,16 @@ inline F load_f8(const uint8_t* p) {
   const __m128i half = _mm_or_si128(_mm_or_si128(_mm_slli_epi16(magnitude, 7), sign), nan);
   return _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0f));
 }
+// E2M1 pairs, low nibble first: bits 0 to 2 pick a magnitude, bit 3 is the sign.
+inline F load_e2m1(const uint8_t* p) {
+  int word;
+  std::memcpy(&word, p, 4);
+  const __m256i shifts = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
+  const __m256i codes = _mm256_srlv_epi32(_mm256_set1_epi32(word), shifts);
+  const __m256 magnitude = _mm256_permutevar8x32_ps(_mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6), codes);
+  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
+  return _mm256_xor_ps(magnitude, _mm256_castsi256_ps(sign));
+}
 inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
 inline void store(bf16* p, F a) {
   const __m256i bits = _mm256_castps_si256(a);

@@ -32,6 +32,14 @@ inline F load_f8(const uint8_t* p) {
   const __m256i half = _mm256_or_si256(_mm256_or_si256(_mm256_slli_epi16(magnitude, 7), sign), nan);
   return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
 }
+// E2M1 pairs, low nibble first.
+inline F load_e2m1(const uint8_t* p) {
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)), low = _mm_set1_epi8(15);
+  const __m128i codes =
+      _mm_unpacklo_epi8(_mm_and_si128(bytes, low), _mm_and_si128(_mm_srli_epi16(bytes, 4), low));
+  const __m512 values = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+  return _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), values);
+}
 inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
 // Not vcvtneps2bf16, which takes subnormal floats for zero.
 inline void store(bf16* p, F a) {

@@ -51,6 +51,16 @@ inline F load_f8(const uint8_t* p) {
   }
   return r;
 }
+// E2M1 pairs, low nibble first.
+inline F load_e2m1(const uint8_t* p) {
+  constexpr float kMagnitudes[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  F r;
+  PERILUNE_EACH {
+    const int code = p[i / 2] >> (i % 2 * 4) & 15;
+    r.v[i] = code & 8 ? -kMagnitudes[code & 7] : kMagnitudes[code & 7];
+  }
+  return r;
+}
 inline void store(float* p, F a) { PERILUNE_EACH p[i] = a.v[i]; }
 inline void store(bf16* p, F a) { PERILUNE_EACH p[i] = to_bf16(a.v[i]); }
 

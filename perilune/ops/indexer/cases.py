@@ -4,19 +4,24 @@ Queries, keys and weights are small integers, so that every score is exact in fl
 selection has one right answer, and there are ties to break.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from perilune.ops.case import LAYOUTS, Case, CaseTable, Layout, Tolerance, paged
+from perilune.ops.packed_rows.cases import packed_pool
+from perilune.ops.packed_rows.layout import DTYPES
 
 _EXACT = Tolerance(0.0, "positions are integers, and scores of small integers are exact")
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexerCase(Case):
-    """`topk` positions a query; keys are drawn from `num_distinct` different ones, None draws each anew."""
+    """`topk` positions a query; keys are drawn from `num_distinct` different ones, None draws each anew.
+
+    `values` None caches keys as they are, else packed with such values: exactly, being small integers.
+    """
 
     layout: Layout
     heads: int = 4
@@ -24,6 +29,7 @@ class IndexerCase(Case):
     block_size: int = 16
     topk: int = 8
     num_distinct: int | None = None
+    values: torch.dtype | None = None
     tolerance: Tolerance = _EXACT
 
 
@@ -38,7 +44,13 @@ _FLOAT32 = (
     IndexerCase(name="context far above top-k", layout=Layout((1, 1, 5), (900, 20, 400)), topk=48),
     IndexerCase(name="heads of K3.1", layout=_LONG, heads=32, width=128, topk=32),
 )
-CASES = (*_FLOAT32, *(case.in_bfloat16(_EXACT) for case in _FLOAT32))
+_PACKED = tuple(
+    replace(case, name=f"{case.name}, {str(values).removeprefix('torch.')} keys", values=values)
+    for values in DTYPES
+    for case in _FLOAT32
+)
+_ALL = (*_FLOAT32, *_PACKED)
+CASES = (*_ALL, *(case.in_bfloat16(_EXACT) for case in _ALL))
 
 _Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]
 
@@ -59,7 +71,9 @@ def arguments(case: IndexerCase, generator: torch.Generator) -> _Arguments:
         else:
             distinct = integers(case.num_distinct, case.width).to(case.dtype)
             keys.append(distinct[torch.randint(case.num_distinct, (length,), generator=generator)])
-    return q, weights, *paged(keys, case.block_size, generator), layout.seq_lens, layout.cu_seqlens, case.topk
+    pool, table = paged(keys, case.block_size, generator)
+    pool = packed_pool(pool, case.values, case.width)
+    return q, weights, pool, table, layout.seq_lens, layout.cu_seqlens, case.topk
 
 
 TABLES = {"indexer_topk": CaseTable(CASES, arguments)}

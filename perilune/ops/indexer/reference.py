@@ -9,6 +9,7 @@ from torch import Tensor
 
 from perilune.ops import ragged
 from perilune.ops.mla.reference import causal_mask
+from perilune.ops.packed_rows.reference import gather_rows
 
 
 def indexer_topk(
@@ -22,7 +23,7 @@ def indexer_topk(
 ) -> Tensor:
     """Positions of the `topk` best rows per query, ties to the lower position; see the package's contract."""
     seq_lengths = ragged.lengths(cu_seqlens)
-    visible = ragged.gather_rows(keys, block_table, int(seq_lens.max()))
+    visible = gather_rows(keys, block_table, int(seq_lens.max()), q.shape[-1])
     scores = indexer_scores(ragged.pad(q, seq_lengths), ragged.pad(weights, seq_lengths), visible)
     allowed = causal_mask(seq_lengths, seq_lens, scores.shape[1], scores.shape[2])
     # A stable sort keeps equal scores in the order of their positions. Rows a query must not see may hold anything.

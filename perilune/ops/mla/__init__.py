@@ -3,8 +3,9 @@
 mla_prefill(q, rows, block_table, seq_lens, cu_seqlens, w_uk, w_uv, scale, selected) -> o: expands keys and values.
 mla_decode(same) -> o: absorbed form; queries are brought into the latent space instead.
     q [T, H, Dn + E]: sequences end to end as cu_seqlens [N+1] says; the last E values meet the shared key part.
-    rows [blocks, block_size, R + E]; block_table [N, B]: blocks of each sequence in order; seq_lens [N]: rows of each
-    sequence including this step's, so query i of n has position seq_lens[n] - length[n] + i and sees rows up to it.
+    rows [blocks, block_size, R + E], or packed (`ops.packed_rows`) with the R quantised.
+    block_table [N, B]: blocks of each sequence in order; seq_lens [N]: rows of each sequence including this step's, so
+    query i of n has position seq_lens[n] - length[n] + i and sees rows up to it.
     w_uk [H, Dn, R] and w_uv [H, Dv, R]: key and value parts of kv_b_proj. scale multiplies the scores.
     selected [T, K] int64 or None: positions a query may attend to, -1 for none; None means all it can see.
     o [T, H, Dv] in q's dtype. Scores and softmax are float32, probabilities are rounded to q's dtype.
@@ -28,7 +29,7 @@ def _key(
     scale: float,
     selected: Tensor | None,
 ) -> OpKey:
-    return tensor_key(q, rows, w_uk, w_uv, sizes=(*w_uk.shape, w_uv.shape[1], rows.shape[-1]))
+    return tensor_key(q, rows, w_uk, w_uv, sizes=(*w_uk.shape, w_uv.shape[1], q.shape[-1], rows.shape[-1]))
 
 
 mla_prefill = Op("mla_prefill", reference.mla_prefill, key=_key)

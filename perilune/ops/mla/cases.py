@@ -1,18 +1,23 @@
 """Cases of latent attention, plain and absorbed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from perilune.ops.case import LAYOUTS, Case, CaseTable, Layout, Tolerance, paged
+from perilune.ops.packed_rows.cases import packed_pool
+from perilune.ops.packed_rows.layout import EIGHT_BIT
 
 _ROUNDED = Tolerance(4e-2, "plain and absorbed form round keys, values, queries and sums to bfloat16 in other places")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentCase(Case):
-    """Sizes of one call; `topk` None attends to every row a query can see, else to that many at most."""
+    """Sizes of one call; `topk` None attends to every row a query can see, else to that many at most.
+
+    `values` None caches rows as they are, else packed with such values.
+    """
 
     layout: Layout
     heads: int = 3
@@ -22,6 +27,7 @@ class LatentCase(Case):
     value: int = 32
     block_size: int = 16
     topk: int | None = None
+    values: torch.dtype | None = None
 
 
 _MIXED, _LONG = LAYOUTS["lengths differ"], LAYOUTS["decode and long"]
@@ -43,7 +49,13 @@ _FLOAT32 = (
     LatentCase(name="more queries than a group", layout=Layout((99,), (70,)), heads=1, nope=16, latent=16, value=16),
     LatentCase(name="long context", layout=Layout((1, 1, 2), (600, 5, 250)), heads=2, topk=64),
 )
-CASES = (*_FLOAT32, *(case.in_bfloat16(_ROUNDED) for case in _FLOAT32))
+_PACKED = tuple(
+    replace(case, name=f"{case.name}, {str(values).removeprefix('torch.')} rows", values=values)
+    for values in EIGHT_BIT
+    for case in _FLOAT32
+)
+_ALL = (*_FLOAT32, *_PACKED)
+CASES = (*_ALL, *(case.in_bfloat16(_ROUNDED) for case in _ALL))
 
 _Arguments = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, float, Tensor | None]
 
@@ -60,7 +72,8 @@ def arguments(case: LatentCase, generator: torch.Generator) -> _Arguments:
     w_uv = torch.randn(case.heads, case.value, case.latent, generator=generator) * case.latent**-0.5
     q, w_uk, w_uv = (x.to(case.dtype) for x in (q, w_uk, w_uv))
     selected = None if case.topk is None else random_selection(layout, case.topk, generator)
-    place = (*paged(rows, case.block_size, generator), layout.seq_lens, layout.cu_seqlens)
+    pool, table = paged(rows, case.block_size, generator)
+    place = (packed_pool(pool, case.values, case.latent), table, layout.seq_lens, layout.cu_seqlens)
     return q, *place, w_uk, w_uv, width**-0.5, selected
 
 

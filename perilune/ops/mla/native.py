@@ -5,6 +5,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from perilune.ops._native import ACTIVATIONS, address, code, core, refusal, refuse_types
+from perilune.ops.packed_rows.layout import EIGHT_BIT, is_packed, row_bytes
+from perilune.ops.packed_rows.native import row_code
 from perilune.ops.paged import pages
 from perilune.ops.registry import OpKey
 
@@ -67,7 +69,7 @@ def _attend(
         code(q),
         heads * query,
         pages(rows, block_table, seq_lens),
-        code(rows),
+        row_code(rows),
         sequences,
         *weights,
         *sizes,
@@ -85,6 +87,13 @@ def _rows_contiguous(weight: Tensor) -> Tensor:
 
 
 def supports(key: OpKey) -> str | None:
-    """Widths in multiples of 16; all tensors in one dtype, float32 or bfloat16."""
-    _, *widths = key.sizes  # any number of heads
-    return refusal(key, multiples=tuple(widths)) or refuse_types(key, ACTIVATIONS, *3 * ((key.dtypes[0],),))
+    """Widths in multiples of 16; one dtype, float32 or bfloat16, but that rows may be packed in 8 bits."""
+    _, width, latent, value, query, row = key.sizes  # any number of heads
+    own = (key.dtypes[0],)
+    reason = refusal(key, multiples=(width, latent, value, query))
+    reason = reason or refuse_types(key, ACTIVATIONS, (*own, *EIGHT_BIT), own, own)
+    if reason is not None:
+        return reason
+    columns = latent + query - width
+    expected = row_bytes(key.dtypes[1], latent, columns) if is_packed(key.dtypes[1]) else columns
+    return None if row == expected else f"a row must have {expected} elements, not {row}"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from perilune.ops import ragged
+from perilune.ops.packed_rows.reference import gather_rows
 
 
 def mla_prefill(
@@ -24,7 +25,7 @@ def mla_prefill(
     """Plain form: every visible row becomes a key and a value per head; see the package's contract."""
     seq_lengths = ragged.lengths(cu_seqlens)
     q_NLHD = ragged.pad(q, seq_lengths)
-    latent_NSR, shared_NSE = _visible_rows(rows, block_table, seq_lens, w_uk.shape[-1])
+    latent_NSR, shared_NSE = _visible_rows(rows, block_table, seq_lens, w_uk.shape[-1], q.dtype)
     k_NSHD = torch.einsum("nsr,hdr->nshd", latent_NSR, w_uk)
     v_NSHD = torch.einsum("nsr,hdr->nshd", latent_NSR, w_uv)
     qn_NLHD, qe_NLHE = q_NLHD.split((w_uk.shape[1], shared_NSE.shape[-1]), dim=-1)
@@ -49,7 +50,7 @@ def mla_decode(
     """Absorbed form: one shared key of width R + E and one shared value of width R for all heads."""
     seq_lengths = ragged.lengths(cu_seqlens)
     q_NLHD = ragged.pad(q, seq_lengths)
-    latent_NSR, shared_NSE = _visible_rows(rows, block_table, seq_lens, w_uk.shape[-1])
+    latent_NSR, shared_NSE = _visible_rows(rows, block_table, seq_lens, w_uk.shape[-1], q.dtype)
     qn_NLHD, qe_NLHE = q_NLHD.split((w_uk.shape[1], shared_NSE.shape[-1]), dim=-1)
     q_latent = torch.einsum("nlhd,hdr->nlhr", qn_NLHD, w_uk)
     scores = torch.einsum("nlhr,nsr->nhls", q_latent.float(), latent_NSR.float())
@@ -60,8 +61,10 @@ def mla_decode(
     return ragged.unpad(o_NLHD, seq_lengths)
 
 
-def _visible_rows(rows: Tensor, block_table: Tensor, seq_lens: Tensor, latent_width: int) -> tuple[Tensor, Tensor]:
-    visible = ragged.gather_rows(rows, block_table, int(seq_lens.max()))
+def _visible_rows(
+    rows: Tensor, block_table: Tensor, seq_lens: Tensor, latent_width: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    visible = gather_rows(rows, block_table, int(seq_lens.max()), latent_width).to(dtype)
     # A sequence shorter than the longest reads rows it does not own; they may hold anything, and 0 * nan is nan.
     is_own = torch.arange(visible.shape[1], device=rows.device) < seq_lens[:, None]
     visible = visible.masked_fill(~is_own[..., None], 0.0)
