@@ -1,16 +1,19 @@
 """Bench cases of the mixers: KDA, latent attention, indexer, convolution, attention among patches."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from perilune.bench.case import BFLOAT16_BYTES, CONTEXTS, HEADS, TOKENS, WIDTH, BenchCase, Builder, rotated
+from perilune.bench.case import CONTEXTS, HEADS, TOKENS, WIDTH, BenchCase, Builder, rotated
 from perilune.bench.ceilings import Work
 from perilune.ops.case import Layout, scattered_slots, tensors_in
 from perilune.ops.conv import cases as conv
 from perilune.ops.kda import cases as kda
 from perilune.ops.mla import cases as mla
+from perilune.ops.packed_rows.cases import packed_pool
+from perilune.ops.packed_rows.layout import DTYPES, EIGHT_BIT
 from perilune.ops.vision import cases as vision
 
 _SHARED, _KV_RANK = 64, 512
@@ -99,7 +102,9 @@ def _expanded_flops(layout: Layout, num_rows: int) -> float:
     return expansion + layout.num_tokens * num_rows * HEADS * 2 * (2 * WIDTH + _SHARED)
 
 
-def _latent(op: str, layout: Layout, topk: int | None, generator: torch.Generator) -> BenchCase:
+def _latent(
+    op: str, layout: Layout, topk: int | None, generator: torch.Generator, values: torch.dtype | None = None
+) -> BenchCase:
     """What the cheaper form of attention must compute; rows and both halves of kv_b are read."""
     case = mla.LatentCase(
         name="",
@@ -111,29 +116,37 @@ def _latent(op: str, layout: Layout, topk: int | None, generator: torch.Generato
         value=WIDTH,
         block_size=_BLOCK,
         topk=topk,
+        values=values,
     ).in_bfloat16()
     q, rows, table, seq_lens, cu_seqlens, w_uk, w_uv, scale, selected = mla.arguments(case, generator)
     context = int(seq_lens[0])
     seen = context if topk is None else min(topk, context)
     read_rows = len(layout.new) * (context if topk is None else min(context, topk * layout.new[0]))
     work = Work(
-        read_rows * _ROW * BFLOAT16_BYTES + w_uk.nbytes + w_uv.nbytes + q.nbytes,
+        read_rows * rows.shape[-1] * rows.element_size() + w_uk.nbytes + w_uv.nbytes + q.nbytes,
         min(_absorbed_flops(layout, seen), _expanded_flops(layout, context)),
     )
     places = rotated((rows, w_uk, w_uv))
     return BenchCase(
         op,
-        f"{len(layout.new)} x {layout.new[0]} tokens at {context}" + (f", {topk} selected" if topk else ""),
+        f"{len(layout.new)} x {layout.new[0]} tokens at {context}"
+        + (f", {topk} selected" if topk else "")
+        + _packed(values),
         tuple((q, own, table, seq_lens, cu_seqlens, uk, uv, scale, selected) for own, uk, uv in places),
         work,
     )
 
 
+def _packed(values: torch.dtype | None) -> str:
+    return "" if values is None else f", {str(values).removeprefix('torch.')} rows"
+
+
 def mla_decode(generator: torch.Generator) -> Iterator[BenchCase]:
     """One token per sequence, over all rows and over those that an indexer selected."""
     for context in CONTEXTS:
-        yield _latent("mla_decode", Layout((1,), (context - 1,)), None, generator)
-        yield _latent("mla_decode", Layout((1,), (context - 1,)), _TOPK, generator)
+        for values in (None, *EIGHT_BIT):
+            yield _latent("mla_decode", Layout((1,), (context - 1,)), None, generator, values)
+            yield _latent("mla_decode", Layout((1,), (context - 1,)), _TOPK, generator, values)
     yield _latent("mla_decode", Layout((1,) * 4, (CONTEXTS[0] - 1,) * 4), None, generator)
     yield _latent("mla_decode", Layout((1,) * 16, (CONTEXTS[0] - 1,) * 16), None, generator)
 
@@ -145,26 +158,26 @@ def mla_prefill(generator: torch.Generator) -> Iterator[BenchCase]:
     yield _latent("mla_prefill", Layout((64,), (CONTEXTS[1] - 64,)), _TOPK, generator)
 
 
-def _index_rows(context: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _index_rows(context: int, values: torch.dtype | None, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     num_blocks, table = scattered_slots(context // _BLOCK, generator)
     keys = torch.randn(num_blocks * _BLOCK, _INDEX_WIDTH, generator=generator).to(torch.bfloat16)
-    return keys.view(num_blocks, _BLOCK, _INDEX_WIDTH), table[None]
+    return packed_pool(keys.view(num_blocks, _BLOCK, _INDEX_WIDTH), values, _INDEX_WIDTH), table[None]
 
 
 def indexer_topk(generator: torch.Generator) -> Iterator[BenchCase]:
     """One sequence; scores need one multiplication more for each head's weight."""
-    for context in CONTEXTS:
-        for tokens in (1, 64):
-            keys, table = _index_rows(context, generator)
-            q = torch.randn(tokens, _INDEX_HEADS, _INDEX_WIDTH, generator=generator).to(torch.bfloat16)
-            weights = torch.randn(tokens, _INDEX_HEADS, generator=generator)
-            place = (table, torch.tensor([context]), torch.tensor([0, tokens]))
-            yield BenchCase(
-                "indexer_topk",
-                f"{tokens} tokens at {context}, top {_TOPK}",
-                tuple((q, weights, own, *place, _TOPK) for own in rotated(keys)),
-                Work(context * _INDEX_WIDTH * BFLOAT16_BYTES, tokens * context * _INDEX_HEADS * 2 * (_INDEX_WIDTH + 1)),
-            )
+    for context, tokens, values in product(CONTEXTS, (1, 64), (None, *DTYPES)):
+        keys, table = _index_rows(context, values, generator)
+        q = torch.randn(tokens, _INDEX_HEADS, _INDEX_WIDTH, generator=generator).to(torch.bfloat16)
+        weights = torch.randn(tokens, _INDEX_HEADS, generator=generator)
+        place = (table, torch.tensor([context]), torch.tensor([0, tokens]))
+        row_bytes = keys.shape[-1] * keys.element_size()
+        yield BenchCase(
+            "indexer_topk",
+            f"{tokens} tokens at {context}, top {_TOPK}" + _packed(values),
+            tuple((q, weights, own, *place, _TOPK) for own in rotated(keys)),
+            Work(context * row_bytes, tokens * context * _INDEX_HEADS * 2 * (_INDEX_WIDTH + 1)),
+        )
 
 
 def patch_attention(generator: torch.Generator) -> Iterator[BenchCase]:

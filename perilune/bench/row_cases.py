@@ -10,6 +10,8 @@ from perilune.ops.attn_res import cases as attn_res
 from perilune.ops.case import tensors_in
 from perilune.ops.moe import cases as moe
 from perilune.ops.norm import cases as norm
+from perilune.ops.packed_rows import cases as packed_rows
+from perilune.ops.packed_rows.layout import EIGHT_BIT
 from perilune.ops.rows import cases as rows
 from perilune.ops.vision import cases as vision
 
@@ -76,6 +78,15 @@ def _rows(op: str, arguments: Callable[[rows.RowCase, torch.Generator], tuple[ob
     return build
 
 
+def store_packed_rows(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Latent rows of a step."""
+    for tokens in (1, 64, 512):
+        for values in EIGHT_BIT:
+            case = packed_rows.PackedCase(name="", values=values, num_rows=tokens, num_scaled=512, num_further=64)
+            name = f"{tokens} tokens, {str(values).removeprefix('torch.')}"
+            yield _cached("store_packed_rows", name, packed_rows.arguments(case.in_bfloat16(), generator))
+
+
 BUILDERS: dict[str, Builder] = {
     "rms_norm": rms_norm,
     "gated_rms_norm": gated_rms_norm,
@@ -84,6 +95,7 @@ BUILDERS: dict[str, Builder] = {
     "attn_res_mix": attn_res_mix,
     "situ": situ,
     "embed_rows": _rows("embed_rows", rows.embed_rows_arguments),
+    "store_packed_rows": store_packed_rows,
     "store_rows": _rows("store_rows", rows.store_rows_arguments),
     "add_rows": _rows("add_rows", rows.pair_arguments),
     "gate_rows": _rows("gate_rows", rows.pair_arguments),
