@@ -33,6 +33,10 @@ def serve_command(
     cache_dtype: options.CacheDtype = "auto",
     index_cache_dtype: options.IndexCacheDtype = "auto",
     threads: options.Threads = None,
+    profile: Annotated[
+        str,
+        typer.Option(help="Allowed sampling: open (any), kimi (as Moonshot's own service) or kvv."),
+    ] = "open",
     drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,
 ) -> None:
     """Serve a model with the OpenAI API."""
@@ -46,6 +50,7 @@ def serve_command(
         api_key=env.api_key() if api_key is None else api_key,
         drain_timeout_s=drain_timeout,
         allow_image_urls=allow_image_urls,
+        profile=profile,
     )
     config = EngineConfig(
         max_num_seqs=max_num_seqs,

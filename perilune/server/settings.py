@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from perilune.errors import ConfigError
+from perilune.server.openai.profile import PROFILES
 
 MEBIBYTE = 1024 * 1024
 
@@ -13,7 +14,7 @@ class ServerSettings:
 
     `api_key` None serves without a key. `max_choices` bounds prompts times `n` of one request. At shutdown, answers in
     progress may take `drain_timeout_s` seconds before they are cut. `allow_image_urls` lets requests name pictures on
-    the public internet, which the server then fetches.
+    the public internet, which the server then fetches. `profile` says which sampling is allowed (openai/profile.py).
     """
 
     api_key: str | None = None
@@ -22,14 +23,17 @@ class ServerSettings:
     max_choices: int = 128
     drain_timeout_s: float = 30.0
     allow_image_urls: bool = False
+    profile: str = "open"
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
             raise ConfigError("api_key is blank; give it a key, or leave it out to serve without one")
+        if self.profile not in PROFILES:
+            raise ConfigError(f"profile is {self.profile!r}; allowed are {', '.join(PROFILES)}")
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.name == "drain_timeout_s":
                 if not 0 <= value <= 3600:
                     raise ConfigError(f"drain_timeout_s is {value}; it must be 0 to 3600 seconds")
-            elif setting.name not in ("api_key", "allow_image_urls") and value < 1:
+            elif setting.name not in ("api_key", "allow_image_urls", "profile") and value < 1:
                 raise ConfigError(f"{setting.name} is {value}; it must be at least 1")

@@ -13,9 +13,11 @@ from perilune.sampling.params import MAX_LOGPROBS
 from perilune.server.calls import CallIds
 from perilune.server.choice import Choice, Piece, token_text, usage
 from perilune.server.generation import Dispatcher
+from perilune.server.openai.profile import PROFILES, check_profile
 from perilune.server.openai.prompt import chat_prompt
 from perilune.server.openai.schema import NOTHING, UNSUPPORTED_IN_CHAT, ChatRequest, StreamOptions
 from perilune.server.openai.structured import grammar_of_chat
+from perilune.server.openai.thinking import thinking_mode
 from perilune.server.openai.tools import call_delta, earlier_call_ids, whole_calls
 from perilune.server.openai.validate import (
     check_context,
@@ -64,7 +66,14 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
     has_usage_frame = check_stream_options(request)
     max_tokens = _max_tokens(request)
     num_top_logprobs = _num_top_logprobs(request)
-    params = sampling_params(request, max_tokens=max_tokens, logprobs=num_top_logprobs, default_top_p=DEFAULT_TOP_P)
+    profile = PROFILES[settings.profile]
+    check_profile(request, profile, is_thinking=thinking_mode(request).is_on)
+    params = sampling_params(
+        request,
+        max_tokens=profile.default_max_tokens if max_tokens is None else max_tokens,
+        logprobs=num_top_logprobs,
+        default_top_p=DEFAULT_TOP_P,
+    )
     prompt = chat_prompt(request, tokenizer, settings, model.media)
     grammar = grammar_of_chat(request, prompt, tokenizer)
     check_context(len(prompt.token_ids), max_tokens, model, "messages")

@@ -11,6 +11,7 @@ from perilune.engine.request import GenerateRequest, RequestOutput, TokenLogprob
 from perilune.errors import RequestError
 from perilune.server.choice import Choice, token_text, usage
 from perilune.server.generation import Dispatcher
+from perilune.server.openai.profile import PROFILES, check_profile
 from perilune.server.openai.schema import NOTHING, CompletionRequest
 from perilune.server.openai.structured import grammar_of_completion
 from perilune.server.openai.validate import (
@@ -60,6 +61,7 @@ def plan_completion(
         )
     if request.best_of not in (None, request.n or 1):
         raise RequestError("best_of is not supported except equal to n", param="best_of", code="unsupported")
+    check_profile(request, PROFILES[settings.profile], is_thinking=True)
     prompts = completion_prompts(request)
     n = num_choices(request, len(prompts), settings.max_choices)
     max_tokens, is_echo_only = _max_tokens(request)
