@@ -2,7 +2,7 @@
 `kvv` takes what Moonshot's verifier of vendors sends."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perilune.errors import RequestError
@@ -23,16 +23,22 @@ class Profile:
 
 
 _FIXED: Mapping[str, tuple[float, ...]] = {"n": (1,), "presence_penalty": (0.0,), "frequency_penalty": (0.0,)}
-_LIMITS: Mapping[str, int] = {
-    "max_stop_strings": 5,
-    "max_stop_bytes": 32,
-    "max_tools": 128,
-    "default_max_tokens": MAX_ANSWER_TOKENS,
-}
+_SERVICE = Profile(
+    {**_FIXED, "temperature": (1.0,), "top_p": (0.95,)},
+    can_turn_thinking_off=False,
+    max_stop_strings=5,
+    max_stop_bytes=32,
+    max_tools=128,
+    default_max_tokens=MAX_ANSWER_TOKENS,
+)
 PROFILES: Mapping[str, Profile] = {
     "open": Profile({}),
-    "kimi": Profile({**_FIXED, "temperature": (1.0,), "top_p": (0.95,)}, can_turn_thinking_off=False, **_LIMITS),
-    "kvv": Profile({**_FIXED, "temperature": (0.0, 0.6, 1.0), "top_p": (0.95, 1.0)}, **_LIMITS),
+    "kimi": _SERVICE,
+    "kvv": replace(
+        _SERVICE,
+        allowed={**_FIXED, "temperature": (0.0, 0.6, 1.0), "top_p": (0.95, 1.0)},
+        can_turn_thinking_off=True,
+    ),
 }
 
 

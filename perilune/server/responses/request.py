@@ -6,6 +6,7 @@ from typing import Any
 
 from perilune.errors import RequestError
 from perilune.server.dialect.places import Places
+from perilune.server.openai.chat import DEFAULT_TOP_P
 from perilune.server.openai.schema import ChatRequest
 from perilune.server.openai.validate import check_unsupported, check_word
 from perilune.server.responses.schema import UNSUPPORTED, ResponsesRequest
@@ -252,7 +253,7 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "text": request.text or {"format": {"type": "text"}},
         "tool_choice": request.tool_choice or "auto",
         "tools": request.tools or [],
-        "top_p": request.top_p,
+        "top_p": DEFAULT_TOP_P if request.top_p is None else request.top_p,
         "truncation": "disabled",
         "user": request.user,
     }

@@ -1,0 +1,143 @@
+"""Bad input to every API is answered with a 4xx that names what is wrong, and leaves other requests alone."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import END, MODEL_NAME, THOUGHT
+
+TURN = {"role": "user", "content": "hello"}
+BODIES = {
+    "/v1/chat/completions": {"model": MODEL_NAME, "messages": [TURN]},
+    "/v1/completions": {"model": MODEL_NAME, "prompt": "hello"},
+    "/v1/responses": {"model": MODEL_NAME, "input": [TURN]},
+    "/v1/messages": {"model": MODEL_NAME, "max_tokens": 9, "messages": [TURN]},
+    "/v1/messages/count_tokens": {"model": MODEL_NAME, "messages": [TURN]},
+    "/tokenize": {"model": MODEL_NAME, "messages": [TURN]},
+}
+GENERATING = [path for path in BODIES if "tok" not in path]
+SPEAKING = [path for path in BODIES if "completions" not in path or "chat" in path]
+
+
+def post(server, path, content):
+    answer = server.http.post(path, content=content)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert server.engine.requests == []
+    return answer.json()["error"]["message"]
+
+
+def with_field(path, name, value):
+    return json.dumps({**BODIES[path], name: value}).encode()
+
+
+def conversation(path):
+    return "input" if path == "/v1/responses" else "messages"
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"nul", b'{"model": "\xff"}', b"\x00", b'"x"', b'{"a":1}{"b":2}'])
+def test_what_is_no_json_object_is_refused(serve, path, body):
+    assert post(serve(), path, body)
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("depth", [2_000, 1_000_000])
+def test_deep_nesting_is_refused(serve, path, depth):
+    name = "prompt" if path == "/v1/completions" else conversation(path)
+    body = json.dumps(BODIES[path])[:-1].encode() + b', "' + name.encode() + b'": ' + b"[" * depth + b"]" * depth + b"}"
+    assert post(serve(), path, body)
+
+
+@pytest.mark.parametrize("path", SPEAKING)
+def test_a_schema_that_is_nested_too_deeply_is_no_fault_of_the_server(serve, path):
+    schema: dict = {}
+    for _ in range(400):
+        schema = {"type": "object", "properties": {"x": schema}}
+    tool = {"name": "f", "parameters": schema}
+    if "messages" in path:
+        tools = [{"name": "f", "input_schema": schema}]
+    else:
+        tools = [{"type": "function", **tool} if "responses" in path else {"type": "function", "function": tool}]
+    server = serve()
+    answer = server.http.post(path, content=with_field(path, "tools", tools))
+    assert answer.status_code < 500, answer.text
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b'"1"', b"[1]", b"-1", b"true"])
+def test_a_temperature_that_is_no_finite_number_is_refused(serve, path, number):
+    body = json.dumps(BODIES[path])[:-1].encode() + b', "temperature": ' + number + b"}"
+    post(serve(), path, body)
+
+
+@pytest.mark.parametrize("path", SPEAKING)
+@pytest.mark.parametrize("role", ["what", "", None, 1, ["user"], "function"])
+def test_an_unknown_role_is_refused(serve, path, role):
+    message = post(serve(), path, with_field(path, conversation(path), [{"role": role, "content": "x"}]))
+    assert f"{conversation(path)}[0].role" in message
+    assert "allowed are" in message
+
+
+@pytest.mark.parametrize("path", SPEAKING)
+def test_a_thousand_tools_are_refused_with_the_limit(serve, path):
+    name = "input_schema" if "messages" in path else "parameters"
+    functions = [{"name": f"f{index}", name: {"type": "object"}} for index in range(1000)]
+    if "messages" in path:
+        tools = functions
+    elif "responses" in path:
+        tools = [{"type": "function", **function} for function in functions]
+    else:
+        tools = [{"type": "function", "function": function} for function in functions]
+    message = post(serve(), path, with_field(path, "tools", tools))
+    assert "tools" in message
+    assert "512" in message
+
+
+@pytest.mark.parametrize("path", [path for path in GENERATING if path != "/v1/completions"])
+def test_a_million_blanks_are_refused_with_the_limit(serve, path):
+    body = with_field(path, conversation(path), [{"role": "user", "content": " " * 1_000_000}])
+    assert "512 tokens" in post(serve(), path, body)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_body_over_the_limit_is_refused_with_the_limit(serve, path):
+    message = post(serve(), path, b" " * (32 * 1024 * 1024 + 1))
+    assert str(32 * 1024 * 1024) in message
+
+
+def test_arguments_that_are_no_json_are_kept_as_they_are(serve, tokenizer):
+    """The model is shown what it wrote itself; a repaired history would be another one."""
+    call = {"id": "f_0", "type": "function", "function": {"name": "f", "arguments": "{x"}}
+    turns = [TURN, {"role": "assistant", "content": "", "tool_calls": [call]}, TURN]
+    server = serve(max_model_len=4096)
+    body = {"model": MODEL_NAME, "messages": turns}
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert "{x<|close|>json" in tokenizer.decode(server.engine.requests[0].prompt_token_ids)
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "1", '"x"'])
+def test_arguments_that_are_no_object_are_refused(serve, arguments):
+    call = {"id": "f_0", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [TURN, {"role": "assistant", "content": "", "tool_calls": [call]}, TURN]
+    path = "/v1/chat/completions"
+    message = post(serve(max_model_len=4096), path, with_field(path, "messages", turns))
+    assert "messages[1].tool_calls[0].function.arguments" in message
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("value", [1, "x", [], {}, True])
+def test_a_model_of_a_wrong_type_or_name_is_refused(serve, path, value):
+    assert "model" in post(serve(), path, with_field(path, "model", value))
+
+
+def test_bad_requests_leave_a_running_answer_alone(serve, tokenizer):
+    says = tokenizer.encode_markup(THOUGHT + "hello world" + END)
+    server = serve(lambda request: says, delay_s=0.01)
+    body = {**BODIES["/v1/chat/completions"], "stream": True}
+    with server.http.stream("POST", "/v1/chat/completions", json=body) as response:
+        for path in BODIES:
+            assert server.http.post(path, content=b"{").status_code == 400
+            assert server.http.post(path, content=b"[" * 100_000).status_code == 400
+        text = response.read().decode()
+    assert text.endswith("data: [DONE]\n\n")
+    assert '"finish_reason":"stop"' in text
