@@ -12,8 +12,8 @@ from perilune.errors import RequestError
 from perilune.text.images.picture import refused
 
 DEADLINE_S = 5.0
-# IPv6 addresses that lead to the IPv4 address in their last 32 bits
-_NAT64 = IPv6Network("64:ff9b::/96")
+# IPv6 addresses that lead to the IPv4 address in their last 32 bits, and those that a network may map as it likes
+_NAT64, _LOCAL_NAT64 = IPv6Network("64:ff9b::/96"), IPv6Network("64:ff9b:1::/48")
 _HEADERS = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "perilune", "Connection": "close"}
 
 
@@ -44,9 +44,9 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
         embedded = address.ipv4_mapped or address.sixtofour or (address.teredo or (None, None))[1]
         if address in _NAT64:
             embedded = IPv4Address(int(address) & 0xFFFFFFFF)
-        if embedded is not None and not is_public(embedded):
+        if address in _LOCAL_NAT64 or (embedded is not None and not is_public(embedded)):
             return False
-        if embedded is not None and address.ipv4_mapped is not None:
+        if address.ipv4_mapped is not None:
             return True
     return address.is_global and not (address.is_multicast or address.is_reserved or address.is_unspecified)
 
