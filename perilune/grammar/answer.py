@@ -8,7 +8,8 @@ from llguidance import LLMatcher, regex_to_lark
 
 from perilune.errors import RequestError
 from perilune.grammar.markup import ANY_TEXT, Markup
-from perilune.grammar.spec import Gate, Grammar, Part, check_schema, json_rule, literal
+from perilune.grammar.schema import check_schema, json_rule
+from perilune.grammar.spec import Gate, Grammar, Part, literal
 from perilune.grammar.tools import ToolRules, is_held_to_schema
 from perilune.text.channels import Channel
 from perilune.text.encoding import EncodedPrompt

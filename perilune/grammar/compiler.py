@@ -15,7 +15,7 @@ MAX_CACHED_BYTES = 64 * 1024 * 1024
 
 # Bounds of a compilation and of one step. Fuel is the library's own measure: 50,000 units of the first kind and
 # 14,000 of the second take it about a millisecond.
-_INITIAL_FUEL = 5_000_000
+_INITIAL_FUEL = 2_000_000
 _STEP_FUEL = 200_000
 
 
@@ -44,7 +44,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int):
         self._tokenizer = tokenizer
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
@@ -69,7 +69,7 @@ class GrammarCompiler:
                 matcher = self._compile(grammar)
                 self._keep(grammar.source, matcher)
             self._compiled.move_to_end(grammar.source)
-            state = GrammarState(matcher.deep_copy(), grammar.gate, self._tokenizer, self._vocab_size)
+            state = GrammarState(matcher.deep_copy(), grammar.gate, self._tokenizer, self.vocab_size)
         error = state.begin(grammar.prefix)
         if error is not None:
             field = grammar.parts[0].field if grammar.parts else None
@@ -79,9 +79,9 @@ class GrammarCompiler:
         return state
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
-        for part in grammar.parts:
-            self._check(part)
         matcher = LLMatcher(self._read_vocabulary(), grammar.source, log_level=0, limits=self._limits)
+        for part in grammar.parts if matcher.is_error() else grammar.parts[:1]:
+            self._check(part)
         if matcher.is_error():
             field = grammar.parts[0].field if grammar.parts else None
             raise RequestError(f"the grammar for {field} cannot be compiled: {_reason(matcher)}", param=field)
@@ -104,7 +104,7 @@ class GrammarCompiler:
 
     def _read_vocabulary(self) -> LLTokenizer:
         if self._vocabulary is None:
-            vocabulary = TokenizerWrapper(_Vocabulary(self._tokenizer, self._vocab_size))
+            vocabulary = TokenizerWrapper(_Vocabulary(self._tokenizer, self.vocab_size))
             self._vocabulary = LLTokenizer(vocabulary, eos_token=list(self._tokenizer.eos_token_ids))
         return self._vocabulary
 

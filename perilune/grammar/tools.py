@@ -6,8 +6,9 @@ from llguidance import LLMatcher
 
 from perilune.errors import RequestError
 from perilune.grammar.markup import INDEX, Markup, escape
-from perilune.grammar.spec import Part, check_schema, json_rule, literal
-from perilune.grammar.values import CannotSpell, Schema, Value, any_value, not_one_of, values_of
+from perilune.grammar.schema import Schema, check_schema, json_rule
+from perilune.grammar.spec import Part, literal
+from perilune.grammar.values import CannotSpell, Value, any_value, not_one_of, values_of
 from perilune.text.prompt.tools import Tool
 
 # what only a schema kept as a whole can say of the arguments
@@ -24,7 +25,7 @@ class ToolRules:
         self.rules: list[str] = []
         self.parts: list[Part] = []
         self._markup = markup
-        self._num_terminals = 0
+        self._named: dict[str, str] = {}
 
     def add(self, tools: Sequence[Tool], *, is_demanded: bool, is_single: bool) -> str:
         """Rules for calls of `tools`; returns the items that follow `<|open|>` to open, fill and close the channel.
@@ -51,11 +52,12 @@ class ToolRules:
                 f"{field}.type is {schema['type']!r}; the arguments of a call are an object", param=f"{field}.type"
             )
         self.parts.append(Part(field, LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}")))
-        first = len(self.rules), self._num_terminals
+        num_rules, named = len(self.rules), dict(self._named)
         try:
             return self._elements(schema, f"arg_{index}")
         except CannotSpell:
-            del self.rules[first[0] :]
+            del self.rules[num_rules:]
+            self._named = named
         # the model's form for arguments that are one piece of JSON
         opened = self._markup.open_tag("json", {"type": "object"})
         self.rules.append(f"json_{index}: {json_rule({**schema, 'type': 'object'})}")
@@ -86,7 +88,7 @@ class ToolRules:
 
     def _dynamic(self, rule: str, values: Sequence[Value], taken: Sequence[str]) -> str:
         """Any number of arguments with keys of the model's own choice, except `taken`."""
-        key = self._terminal(not_one_of(taken))
+        key = self._name(not_one_of(taken), is_terminal=True)
         options = []
         for value in values:
             kind = literal(f'" type="{value.type}"')
@@ -96,18 +98,15 @@ class ToolRules:
         return f"{rule}*"
 
     def _value(self, value: Value) -> str:
-        return self._terminal(value.rule) if value.is_terminal else self._named(value.rule)
+        return self._name(value.rule, is_terminal=value.is_terminal)
 
-    def _terminal(self, expression: str) -> str:
-        self._num_terminals += 1
-        name = f"T_{self._num_terminals}"
-        self.rules.append(f"{name}: {expression}")
-        return name
-
-    def _named(self, rule: str) -> str:
-        self._num_terminals += 1
-        name = f"value_{self._num_terminals}"
-        self.rules.append(f"{name}: {rule}")
+    def _name(self, expression: str, *, is_terminal: bool) -> str:
+        """The name of the rule for an expression, which many arguments may share."""
+        name = self._named.get(expression)
+        if name is None:
+            name = f"{'T' if is_terminal else 'value'}_{len(self._named)}"
+            self._named[expression] = name
+            self.rules.append(f"{name}: {expression}")
         return name
 
 

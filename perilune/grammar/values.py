@@ -8,9 +8,8 @@ from typing import Any
 from llguidance import regex_to_lark
 
 from perilune.grammar.markup import ANY_TEXT
-from perilune.grammar.spec import json_rule, literal
-
-Schema = Mapping[str, Any]
+from perilune.grammar.schema import Schema, json_rule
+from perilune.grammar.spec import literal
 
 JSON_TYPES = ("string", "number", "boolean", "null", "object", "array")
 
