@@ -31,9 +31,9 @@ from perilune.server.app import create_app
 from perilune.server.settings import ServerSettings
 from perilune.text.tokenizer import Tokenizer
 
-NUM_AT_ONCE = 16
+NUM_AT_ONCE = 64
 MAX_TOKENS = 400
-BIAS_OF_CONTROL, BIAS_OF_QUOTE = 5.0, 2.0
+BIAS_OF_CONTROL, BIAS_OF_QUOTE = 6.0, 3.0
 
 # the words of the Berkeley data for types, which are those of several programming languages
 _TYPES = {"dict": "object", "hashmap": "object", "float": "number", "double": "number", "long": "integer"}
@@ -198,7 +198,7 @@ def _judge(report: Report, schema: Mapping[str, Any], response: httpx.Response, 
     if response.status_code == 400:
         error = response.json()["error"]
         report.counts[f"{kind}: refused"] += 1
-        report.refusals[error["message"].split(" is not supported: ")[-1][:110]] += 1
+        report.refusals[error["message"].split(" is not supported: ")[-1].split("; ")[0][:110]] += 1
         return None
     if response.status_code != 200:
         return report.fault(schema, response.text, f"status {response.status_code}")
@@ -252,7 +252,9 @@ def main() -> int:
     parser.add_argument("--suite", type=Path)
     parser.add_argument("--first", type=int, default=None, help="how many schemas of each are taken; default all")
     options = parser.parse_args()
-    core = build_engine(options.checkpoint, EngineConfig(max_num_seqs=NUM_AT_ONCE, cache_bytes=2**28))
+    core = build_engine(
+        options.checkpoint, EngineConfig(max_num_seqs=NUM_AT_ONCE, max_num_batched_tokens=2048, cache_bytes=2**29)
+    )
     tokenizer, limits = core.tokenizer, core.limits
     assert tokenizer is not None
     model = ModelInfo("random", limits.max_model_len, limits.vocab_size, limits.eos_token_ids, 0)

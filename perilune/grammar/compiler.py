@@ -1,5 +1,6 @@
 """Compiles grammars within bounds of time and size, and keeps the latest ones."""
 
+import re
 import threading
 from collections import OrderedDict
 
@@ -17,6 +18,10 @@ MAX_CACHED_BYTES = 64 * 1024 * 1024
 # 14,000 of the second take it about a millisecond.
 _INITIAL_FUEL = 2_000_000
 _STEP_FUEL = 200_000
+
+
+# "at 1(8): failed to compile JSON schema: REASON 1 | start: ..."
+_AROUND_REASON = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?| \d+ \| .*$")
 
 
 class _Vocabulary:
@@ -93,7 +98,7 @@ class GrammarCompiler:
         if not matcher.is_error() and not any(matcher.compute_bitmask()):
             raise RequestError(f"{part.field} cannot be satisfied by any answer", param=part.field)
         if matcher.is_error():
-            raise RequestError(f"{part.field} is not supported: {_reason(matcher)}", param=part.field)
+            raise RequestError(f"{part.field} is not supported: {_reason(matcher)}{part.advice}", param=part.field)
 
     def _keep(self, source: str, matcher: LLMatcher) -> None:
         self._compiled[source] = matcher
@@ -110,5 +115,6 @@ class GrammarCompiler:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """The library's own words, on one line."""
-    return " ".join(matcher.get_error().split())[:300]
+    """The library's own words, on one line and without the grammar around them."""
+    words = " ".join(matcher.get_error().split())
+    return _AROUND_REASON.sub("", words)[:300]

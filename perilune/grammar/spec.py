@@ -23,10 +23,14 @@ class Gate(Enum):
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a grammar that a client wrote, standing alone so that an error can name its `field`."""
+    """A piece of a grammar that a client wrote, standing alone so that an error can name its `field`.
+
+    `advice` is what the error goes on with.
+    """
 
     field: str
     source: str
+    advice: str = ""
 
 
 @dataclass(frozen=True)

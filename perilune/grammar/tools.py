@@ -16,6 +16,7 @@ _WHOLE = {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "enum", "const
 _WHOLE |= {"patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"}
 _WHOLE |= {"dependentSchemas", "dependencies", "unevaluatedProperties"}
 _DEFINITIONS = ("$defs", "definitions")
+_ADVICE = "; change the schema, or set strict to false to leave the arguments of this tool free"
 
 
 class ToolRules:
@@ -51,7 +52,7 @@ class ToolRules:
             raise RequestError(
                 f"{field}.type is {schema['type']!r}; the arguments of a call are an object", param=f"{field}.type"
             )
-        self.parts.append(Part(field, LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}")))
+        self.parts.append(Part(field, LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}"), _ADVICE))
         num_rules, named = len(self.rules), dict(self._named)
         try:
             return self._elements(schema, f"arg_{index}")
