@@ -6,14 +6,6 @@
 
 namespace perilune::PERILUNE_ISA {
 
-// Bytes ahead of the reads of one stream; the processor's own look-ahead is too short.
-constexpr int64_t kAhead = 1024;
-
-// The memory kAhead bytes after [p, p + bytes).
-inline void prefetch_far(const void* p, int64_t bytes) {
-  for (int64_t line = 0; line < bytes; line += 64) prefetch(static_cast<const char*>(p) + kAhead + line);
-}
-
 // Memory that is asked for little by little, while something else is computed.
 struct Ahead {
   const char *at, *end;

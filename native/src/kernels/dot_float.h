@@ -59,7 +59,6 @@ template <typename E>
 struct ElementRow {
   const E* data;
 
-  const char* at(int64_t column) const { return reinterpret_cast<const char*>(data + column); }
 
   template <typename O>
   void decode(int64_t column, typename O::Vector v[kStreams]) const {
@@ -78,7 +77,6 @@ struct NibbleRow {
   const uint8_t* data;
   const uint8_t* scales;
 
-  const char* at(int64_t column) const { return reinterpret_cast<const char*>(data + column / 2); }
   template <typename O>
   void decode(int64_t column, typename O::Vector v[kStreams]) const {
     decode_nibbles(data + column / 2, scales + column / 32, v);
@@ -171,10 +169,9 @@ template <typename O, int T, typename Row>
       sums[i] = O::step(w[s], O::load(x[t] + first + (s * units + unit) * O::kStep), sums[i]);
     });
   };
-  const int64_t whole = width / kUnit<O>, bytes = row.at(kUnit<O>) - row.at(0);
+  const int64_t whole = width / kUnit<O>;
   typename O::Vector w[kStreams];
   for (int64_t unit = 0; unit < whole; ++unit) {
-    prefetch_far(row.at(first + unit * kUnit<O>), bytes);
     row.template decode<O>(first + unit * kUnit<O>, w);
     add_unit(unit, w);
   }

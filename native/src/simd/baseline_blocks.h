@@ -49,6 +49,9 @@ struct BlockWeights {
   }
 };
 
+// Bytes ahead of a weight row's reads that are asked for: arithmetic binds, not memory.
+template <bool nibbles>
+constexpr int64_t kBlockAhead = 0;
 // Weight rows that share an activation once it is loaded.
 constexpr int kBlockTile = 1;
 
