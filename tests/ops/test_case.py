@@ -15,23 +15,29 @@ def tensors_in(value):
     return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []
 
 
+# changes the float32 copy that a sampler makes of its logits
+_FLOAT32_ONLY = {"penalize"}
+
+
 def test_every_public_op_has_cases_in_both_dtypes_with_different_names():
     assert set(CASE_TABLES) == set(ops.__all__)
-    for table in CASE_TABLES.values():
+    for op_name, table in CASE_TABLES.items():
         names = [case.name for case in table.cases]
         assert len(names) == len(set(names))
-        assert {case.dtype for case in table.cases} == {torch.float32, torch.bfloat16}
+        dtypes = {torch.float32} if op_name in _FLOAT32_ONLY else {torch.float32, torch.bfloat16}
+        assert {case.dtype for case in table.cases} == dtypes
         assert all(case.tolerance.reason for case in table.cases)
 
 
 @cases(*sorted(CASE_TABLES))
-def test_one_seed_gives_one_call_and_its_result_is_finite(op_name, case):
+def test_one_seed_gives_one_call_and_its_result_is_finite_unless_the_case_says_otherwise(op_name, case):
     first, second = (make_arguments(op_name, case, seed=3) for _ in range(2))
     for left, right in zip(tensors_in(first), tensors_in(second), strict=True):
         assert left.dtype is right.dtype
         assert torch.equal(left.double().nan_to_num(), right.double().nan_to_num())
     result, _ = call(op_name, first)
-    assert all(tensor.double().isfinite().all() for tensor in tensors_in(result))
+    is_finite = all(tensor.double().isfinite().all() for tensor in tensors_in(result))
+    assert is_finite is not case.name.startswith("not finite")
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
