@@ -39,6 +39,20 @@ OPTIONS = {
         *["CHECKPOINT", "--activations", "--batch", "--context", "--dense-weights", "--dtype", "--json", "--threads"],
         "--tokens",
     ],
+    "perilune bench serve": [
+        *[
+            "CHECKPOINT",
+            "--api-key",
+            "--concurrency",
+            "--goodput",
+            "--input-len",
+            "--json",
+            "--model",
+            "--num-prefixes",
+        ],
+        *["--num-prompts", "--output-len", "--prefix-len", "--range-ratio", "--request-rate", "--seed"],
+        *["--server-flags", "--text-file", "--tool-len", "--tool-pause", "--turns", "--url", "--vocab-size"],
+    ],
     "perilune verify": [],
     "perilune verify ops": ["--backend", "--json", "--op"],
     "perilune verify logits": [

@@ -6,7 +6,8 @@ from typing import Annotated
 import typer
 
 from perilune import env
-from perilune.cli import bench, verify
+from perilune.cli import verify
+from perilune.cli.bench.app import app as bench_app
 from perilune.cli.chat import chat_command
 from perilune.cli.generate import generate_command
 from perilune.cli.inspect import inspect_command
@@ -35,7 +36,7 @@ app.command("plan")(plan_command)
 app.command("make-checkpoint")(make_checkpoint_command)
 app.command("render")(render_command)
 app.add_typer(verify.app, name="verify")
-app.add_typer(bench.app, name="bench")
+app.add_typer(bench_app, name="bench")
 
 
 def _show_version(is_asked: bool) -> None:

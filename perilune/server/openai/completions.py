@@ -44,6 +44,7 @@ class CompletionPlan:
     has_usage_frame: bool
     num_top_logprobs: int | None
     is_echo_only: bool
+    shows_token_ids: bool
 
     def texts(self, tokenizer: Tokenizer) -> "list[CompletionText]":
         """The answers to come, one for each request."""
@@ -91,6 +92,7 @@ def plan_completion(
         has_usage_frame=has_usage_frame,
         num_top_logprobs=request.logprobs,
         is_echo_only=is_echo_only,
+        shows_token_ids=bool(request.return_token_ids),
     )
 
 
@@ -105,6 +107,8 @@ class CompletionText:
         self._echo = plan.echoes[index]
         self._offsets = Detokenizer(tokenizer)
         self._offset = 0
+        self._token_ids: list[int] = []
+        self._has_shown_prompt = False
 
     def push(self, output: RequestOutput) -> tuple[str, list[TokenLogprob | int]]:
         """New text, and its tokens when log-probabilities were asked for; a bare id is a token without a past."""
@@ -117,7 +121,19 @@ class CompletionText:
             self.choice.num_output_tokens = 0
             self.choice.finish_reason = self.choice.finish_reason and "length"
             pieces = []
+        elif self._plan.shows_token_ids:
+            self._token_ids += output.token_ids
         return text + "".join(piece.text for piece in pieces), [*tokens, *(t for p in pieces for t in p.logprobs)]
+
+    def token_ids(self) -> dict[str, Any]:
+        """The ids generated since the last call, where they were asked for, and once those of the prompt."""
+        if not self._plan.shows_token_ids:
+            return {}
+        shown: dict[str, Any] = {"token_ids": self._token_ids}
+        if not self._has_shown_prompt:
+            shown["prompt_token_ids"] = list(self._request.prompt_token_ids)
+        self._token_ids, self._has_shown_prompt = [], True
+        return shown
 
     def logprobs(self, tokens: Sequence[TokenLogprob | int]) -> dict[str, Any] | None:
         """The entries of `tokens`, which continue those of the calls before."""
@@ -160,7 +176,8 @@ async def stream_completion(
         async for index, output in outputs:
             state = states[index]
             text, tokens = state.push(output)
-            if text or tokens or state.choice.finish_reason is not None:
+            # with ids, every token is told when it comes, also one that is not yet a whole character
+            if text or tokens or plan.shows_token_ids or state.choice.finish_reason is not None:
                 yield frame({**plan.base, "choices": [_answer(index, text, state, tokens)]})
     if plan.has_usage_frame:
         totals = usage([state.choice for state in states], plan.n)
@@ -175,6 +192,7 @@ def _answer(index: int, text: str, state: CompletionText, tokens: Sequence[Token
         "logprobs": state.logprobs(tokens),
         "finish_reason": state.choice.finish_reason,
         "stop_reason": state.choice.stop_reason,
+        **state.token_ids(),
     }
 
 

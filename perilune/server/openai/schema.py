@@ -109,6 +109,7 @@ class CompletionRequest(Sampling, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[str | int | list[int]]
     echo: bool | None = None
     logprobs: int | None = None
+    return_token_ids: bool | None = None
     best_of: int | None = None
     suffix: Any = None
 

@@ -109,3 +109,22 @@ def test_a_prompt_over_the_context_is_refused(serve):
     error = server.complete([65] * MAX_MODEL_LEN).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
     assert server.complete([65] * (MAX_MODEL_LEN - 16)).status_code == 200
+
+
+def test_token_ids_are_told_when_asked_for_also_of_half_a_character(serve, tokenizer):
+    ids = tokenizer.encode("A🌓")[:-1]
+    assert tokenizer.decode(ids).endswith("\ufffd")
+    server = serve(lambda request: ids)
+    prompt = tokenizer.encode("hello")
+    whole = server.complete("hello", return_token_ids=True).json()["choices"][0]
+    assert (whole["token_ids"], whole["prompt_token_ids"]) == (ids, prompt)
+    chunks = [chunk["choices"][0] for chunk in events(server.complete("hello", return_token_ids=True, stream=True))]
+    assert [chunk["token_ids"] for chunk in chunks] == [[token_id] for token_id in ids]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [prompt, *[None] * (len(ids) - 1)]
+    assert "token_ids" not in server.complete("hello").json()["choices"][0]
+
+
+def test_a_token_generated_only_to_score_the_prompt_has_no_id(serve):
+    server = serve(EOM)
+    answer = server.complete("hello", max_tokens=0, echo=True, return_token_ids=True).json()
+    assert answer["choices"][0]["token_ids"] == []

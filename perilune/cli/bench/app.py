@@ -1,4 +1,4 @@
-"""`perilune bench`: times beside what this machine allows, which is measured first."""
+"""`perilune bench`: times of ops, prompts and steps beside what this machine allows, which is measured first."""
 
 import gc
 import json
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perilune.cli import options
+from perilune.cli.bench.serve import bench_serve_command
 
 if TYPE_CHECKING:
     from perilune.bench.model import ModelBench, Run
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from perilune.config.model import ModelConfig
 
 app = typer.Typer(no_args_is_help=True, help="Measure times beside what this machine allows.")
+app.command("serve")(bench_serve_command)
 
 
 @app.callback()

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from perilune.bench.ceilings import Ceilings
 from perilune.bench.ops import OpTiming
 from perilune.bench.spread import Spread
-from perilune.cli import bench
+from perilune.cli.bench import app as bench
 from perilune.ops import _native
 
 CEILINGS = Ceilings("wide", 2, {1: Spread(1e10, 9e9, 1.1e10)}, 2e11, 0.0, 4e11)

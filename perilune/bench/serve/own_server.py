@@ -1,0 +1,38 @@
+"""A server of its own for a load: `perilune serve` in another process, from its ready line to its end."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from perilune.errors import ConfigError
+
+STOP_TIMEOUT_S = 60.0
+
+
+@contextmanager
+def own_server(arguments: Sequence[str]) -> Iterator[str]:
+    """Start `perilune serve` with `arguments` on a free port; gives its URL, and ends it on the way out.
+
+    What the server says on stderr goes to ours. ConfigError when it ends before it serves.
+    """
+    command = [sys.executable, "-m", "perilune", "serve", *arguments, "--host", "127.0.0.1", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found = None
+        for line in process.stdout:
+            if found := re.search(r"http://127\.0\.0\.1:\d+", line):
+                break
+        if found is None:
+            raise ConfigError(f"the server ended with exit code {process.wait()} before it was ready: see above")
+        yield found[0]
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
