@@ -44,6 +44,7 @@ TORCH_FREE = [
         "cache.spec",
         "cache.pool",
         "cache.manager",
+        "cache.tiers",
         "models.accounting",
         "sampling.params",
         "sampling.logprobs",

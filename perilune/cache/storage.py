@@ -1,13 +1,17 @@
 """The tensors behind block and slot ids. Knows shapes, never requests."""
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from perilune.cache.spec import DTYPE_BYTES, CacheGroupSpec, resolve_dtype
 from perilune.errors import CapacityError
+
+Bytes = npt.NDArray[np.uint8]
 
 _TORCH_DTYPES = {name: getattr(torch, name) for name in DTYPE_BYTES}
 
@@ -37,6 +41,36 @@ class CacheStorage:
             )
             for group in groups
         }
+        self._rows = {kind: [_as_bytes(self.views[x.name]) for x in groups if x.kind == kind] for kind in seats}
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all paged groups."""
+        return _seat_bytes(self._rows["paged"])
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one slot over all state groups."""
+        return _seat_bytes(self._rows["state"])
+
+    def read_block(self, block_id: int) -> memoryview:
+        """A copy of one block: of each paged group in turn the rows of every layer, as they lie in memory."""
+        return _read(self._rows["paged"], block_id)
+
+    def write_block(self, block_id: int, payload: memoryview) -> None:
+        """Fill a block with what `read_block` gave; safe from any thread while nobody else uses the block.
+
+        ValueError, with nothing written, when `payload` is not `block_bytes` long.
+        """
+        _write(self._rows["paged"], block_id, payload)
+
+    def read_state(self, slot: int) -> memoryview:
+        """A copy of one slot: of each state group in turn the state of every layer, as it lies in memory."""
+        return _read(self._rows["state"], slot)
+
+    def write_state(self, slot: int, payload: memoryview) -> None:
+        """Fill a slot with what `read_state` gave, as `write_block` does a block."""
+        _write(self._rows["state"], slot, payload)
 
     def zero_slots(self, slots: Sequence[int]) -> None:
         """Clear the state of these slots in every state group."""
@@ -50,6 +84,39 @@ class CacheStorage:
         for group in self._groups:
             if group.kind == kind and ids:
                 self.views[group.name].view(torch.uint8)[:, list(ids)] = 0
+
+
+def _as_bytes(view: torch.Tensor) -> Bytes:
+    """The memory of a group as bytes [num_layers, seats, bytes of a seat]."""
+    return view.view(torch.uint8).numpy().reshape(view.shape[0], view.shape[1], -1)
+
+
+def _seat_bytes(groups: Sequence[Bytes]) -> int:
+    return sum(rows.shape[0] * rows.shape[2] for rows in groups)
+
+
+def _read(groups: Sequence[Bytes], seat: int) -> memoryview:
+    payload = np.empty(_seat_bytes(groups), np.uint8)
+    for rows, part in _parts(groups, payload):
+        part[...] = rows[:, seat]
+    return payload.data.toreadonly()
+
+
+def _write(groups: Sequence[Bytes], seat: int, payload: memoryview) -> None:
+    if payload.nbytes != _seat_bytes(groups):
+        raise ValueError(f"{payload.nbytes} bytes are written over {_seat_bytes(groups)}")
+    for rows, part in _parts(groups, np.frombuffer(payload, np.uint8)):
+        rows[:, seat] = part
+
+
+def _parts(groups: Sequence[Bytes], payload: Bytes) -> Iterator[tuple[Bytes, Bytes]]:
+    """Each group with its part of a payload as [num_layers, bytes of a seat]; numpy copies a part in one call."""
+    start = 0
+    for rows in groups:
+        num_layers, _, num_bytes = rows.shape
+        end = start + num_layers * num_bytes
+        yield rows, payload[start:end].reshape(num_layers, num_bytes)
+        start = end
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
