@@ -1,9 +1,17 @@
 // Paged rows of a sequence, brought into blocks of floats.
 #pragma once
 
+#include <cstring>
+
 #include "kernels/attention_tile.h"
 
 namespace perilune::PERILUNE_ISA {
+
+// Zeros behind the last column of a row.
+template <typename V>
+void fill_strip(int64_t width, V* row, int64_t block_rows) {
+  for (int64_t c = width; c % kStripValues<V> != 0; ++c) row[column_at<V>(block_rows, c)] = V{};
+}
 
 // A query of the call and the rows it attends to: `count` of sequence `sequence`, at `positions` (ascending), or the
 // first `count` where `positions` is null.
@@ -27,13 +35,35 @@ inline int64_t find_rows(const Pages& pages, int64_t sequence, const int64_t* po
   return count;
 }
 
-// Rows as floats, `width` of each, into strips of `block_rows` rows.
-template <typename E>
-void read_rows(const void* const* rows, int64_t count, int64_t width, float* block, int64_t block_rows) {
-  for (int64_t i = 0; i < count; ++i) {
-    const E* row = static_cast<const E*>(rows[i]);
-    for (int64_t c = 0; c < width; c += kStrip)
-      for (int64_t v = 0; v < kStrip; v += kLanes) store(block + c * block_rows + i * kStrip + v, load(row + c + v));
+// One row, its last strip filled with zeros, into strips of `block_rows` rows.
+template <typename V, typename E>
+void put_row(const E* row, int64_t width, V* to, int64_t block_rows) {
+  for (int64_t c = 0; c < width; c += 16) {
+    if constexpr (std::is_same_v<V, E>)
+      std::memcpy(to + column_at<V>(block_rows, c), row + c, 16 * sizeof(E));
+    else
+      for (int64_t v = 0; v < 16; v += kLanes) store(to + column_at<V>(block_rows, c) + v, load(row + c + v));
+  }
+  fill_strip(width, to, block_rows);
+}
+
+template <typename E, typename V>
+void read_rows(const void* const* rows, int64_t count, int64_t width, V* block, int64_t block_rows) {
+  for (int64_t i = 0; i < count; ++i)
+    put_row(static_cast<const E*>(rows[i]), width, block + i * kStripValues<V>, block_rows);
+}
+
+// The same rows for sums that run over rows: a cell holds one column of as many rows as it has values. Strips have
+// cells of 16 columns for `block_cells` rows; what a last cell lacks is zero.
+template <typename V>
+void pair_rows(const V* block, int64_t block_rows, int64_t count, int64_t width, V* out, int64_t block_cells) {
+  static_assert(kIsPaired<V>);
+  const V none[16] = {};
+  for (int64_t c = 0; c < width; c += 16) {
+    const V* column = block + column_at<V>(block_rows, c);
+    Cell<V>* to = cells(out) + c * block_cells;
+    for (int64_t i = 0; i < count; i += 2, to += kStrip)
+      store(to, column + i * kStripValues<V>, i + 1 < count ? column + (i + 1) * kStripValues<V> : none);
   }
 }
 

@@ -1,4 +1,7 @@
 // Register tiles: small matrix products that run at the rate of the multiply-add units.
+//
+// An operand's values are floats, or bf16 where the processor multiplies these in pairs. What lies at one step of a sum
+// is a cell of 32 bits: a float, or the two values that a pair adds.
 #pragma once
 
 #include <type_traits>
@@ -11,14 +14,51 @@ namespace perilune::PERILUNE_ISA {
 // Rows and vectors of the largest tile: its sums fill the registers but for a column's vectors and one broadcast.
 constexpr int kTileRows = kLanes == 16 ? 12 : 6;
 constexpr int kTileVectors = 2;
-// Columns of a panel. A packed operand [depth][columns] lies panel by panel, each read from front to back; the last
-// panel may be a single vector wide. Panel `first` starts at depth * first.
+// Columns of a panel. A packed operand [cells][columns] lies panel by panel, each read from front to back; the last
+// panel may be a single vector wide. Panel `first` starts at cells * first.
 constexpr int64_t kPanel = kTileVectors * kLanes;
-// So much of a panel's depth stays in the first-level cache while rows stream by.
+// So many of a panel's cells stay in the first-level cache while rows stream by.
 constexpr int64_t kPanelDepth = 192;
-// A block of rows lies in strips of this many columns, [columns / kStrip][rows][kStrip]: whether it is read along rows
+// A block of rows lies in strips of this many cells, [cells / kStrip][rows][kStrip]: whether it is read along rows
 // or along columns, the reads are neighbours.
 constexpr int64_t kStrip = 16;
+
+#ifdef PERILUNE_PAIRS
+template <typename E>
+using Operand = std::conditional_t<std::is_same_v<E, bf16>, bf16, float>;
+template <typename V>
+using Cell = std::conditional_t<std::is_same_v<V, bf16>, Pair, float>;
+#else
+template <typename E>
+using Operand = float;
+template <typename V>
+using Cell = float;
+#endif
+template <typename V>
+constexpr bool kIsPaired = !std::is_same_v<Cell<V>, float>;
+template <typename V>
+constexpr int64_t kCellValues = kIsPaired<V> ? 2 : 1;
+template <typename V>
+constexpr int64_t kStripValues = kStrip * kCellValues<V>;
+
+// Cells of a row whose sums run along it, in whole strips.
+template <typename V>
+constexpr int64_t row_cells(int64_t width) {
+  return (width + kStripValues<V> - 1) / kStripValues<V> * kStrip;
+}
+template <typename V>
+Cell<V>* cells(V* values) {
+  return reinterpret_cast<Cell<V>*>(values);
+}
+template <typename V>
+const Cell<V>* cells(const V* values) {
+  return reinterpret_cast<const Cell<V>*>(values);
+}
+// Where column c of a block's first row stands; sixteen columns from a multiple of sixteen on lie together.
+template <typename V>
+int64_t column_at(int64_t rows, int64_t c) {
+  return c / kStripValues<V> * kStripValues<V> * rows + c % kStripValues<V>;
+}
 
 inline int64_t round_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 // Floats from one vector of a strip's row to the next, which is in the next strip where a vector fills one.
@@ -46,16 +86,16 @@ template <typename Body, int kRows, int kVectors>
 }
 
 // sums[r][v] += a[r a_row + k a_step] * b[k b_step + v b_vector] for k = 0 .. depth - 1, in this order.
-template <typename B, int kRows, int kVectors>
-[[gnu::always_inline]] inline void multiply(const float* a, int64_t a_row, int64_t a_step, const B* b, int64_t b_step,
+template <typename C, int kRows, int kVectors>
+[[gnu::always_inline]] inline void multiply(const C* a, int64_t a_row, int64_t a_step, const C* b, int64_t b_step,
                                             int64_t b_vector, int64_t depth, Sums<kRows, kVectors>& sums) {
   for (int64_t k = 0; k < depth; ++k, a += a_step, b += b_step) {
-    F column[kVectors];
+    decltype(load(b)) column[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) column[v] = load(b + v * b_vector);
 #pragma GCC unroll 12
     for (int r = 0; r < kRows; ++r) {
-      const F row = set(a[r * a_row]);
+      const auto row = set(a[r * a_row]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums.v[r][v] = fma(row, column[v], sums.v[r][v]);
     }
@@ -87,10 +127,10 @@ struct Target {
   int64_t row, vector;
 };
 
-// out[r][v] = finish(sum over k of block[r][k] panel[k][v]) for `count` rows of a block in strips of `rows` rows; the sum
-// runs in the order of k.
-template <int kVectors, typename Finish>
-void panel_product(const float* block, int64_t rows, int64_t count, const float* panel, int64_t depth, Target out,
+// out[r][v] = finish(sum over cells k of block[r][k] panel[k][v]) for `count` rows of a block in strips of `rows` rows;
+// the sum runs in the order of k.
+template <int kVectors, typename C, typename Finish>
+void panel_product(const C* block, int64_t rows, int64_t count, const C* panel, int64_t depth, Target out,
                    const Finish& finish) {
   constexpr int64_t kWidth = kVectors * kLanes;
   for (int64_t k = 0; k < depth; k += kPanelDepth) {
@@ -108,19 +148,22 @@ void panel_product(const float* block, int64_t rows, int64_t count, const float*
   }
 }
 
-// Packs `count` rows of `depth` elements, `stride` apart, into panels whose columns are the rows; zeros fill the last.
-template <int kMost = kTileVectors, typename E>
-void pack_panels(const E* rows, int64_t count, int64_t stride, int64_t depth, float* out) {
-  for_panels<kMost>(round_up(count, kLanes), [&](auto vectors, int64_t first) {
+// Packs `count` rows of `width` elements, `stride` apart, into panels whose columns are the rows, row_cells(width) deep;
+// zeros fill the last strip and panel.
+template <typename V, typename E>
+void pack_panels(const E* rows, int64_t count, int64_t stride, int64_t width, V* out) {
+  const int64_t depth = row_cells<V>(width);
+  for_panels(round_up(count, kLanes), [&](auto vectors, int64_t first) {
     constexpr int64_t kWidth = vectors() * kLanes;
-    float square[kWidth][kLanes];
-    float* panel = out + first * depth;
-    for (int64_t k = 0; k < depth; k += kLanes) {
+    V square[kWidth][kStripValues<V>];
+    Cell<V>* panel = cells(out) + first * depth;
+    for (int64_t c = 0; c < width; c += kStripValues<V>) {
       for (int64_t r = 0; r < kWidth; ++r)
-        store(square[r], first + r < count ? load(rows + (first + r) * stride + k) : zero());
-      for (int64_t j = 0; j < kLanes; ++j, panel += kWidth)
+        for (int64_t i = 0; i < kStripValues<V>; i += kLanes)
+          store(square[r] + i, first + r < count && c + i < width ? load(rows + (first + r) * stride + c + i) : zero());
+      for (int64_t j = 0; j < kStrip; ++j, panel += kWidth)
 #pragma GCC unroll 16
-        for (int64_t r = 0; r < kWidth; ++r) panel[r] = square[r][j];
+        for (int64_t r = 0; r < kWidth; ++r) panel[r] = cells(square[r])[j];
     }
   });
 }

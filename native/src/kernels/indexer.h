@@ -27,8 +27,9 @@ struct ScoreGroup {
 };
 
 // Scores of one query for `count` keys of a block: sum over heads of weight * relu(q . key), lane by lane, then across.
-inline void score_keys(const float* q, const float* weights, int64_t heads, int64_t width, const float* block,
-                       int64_t count, Fetch& fetch, uint32_t* scores) {
+template <typename C>
+void score_keys(const C* q, const float* weights, int64_t heads, int64_t depth, const C* block, int64_t count,
+                Fetch& fetch, uint32_t* scores) {
   float totals[kIndexBlock][kLanes];
   for_panels(heads, [&](auto vectors, int64_t head) {
     constexpr int kVectors = vectors();
@@ -37,9 +38,9 @@ inline void score_keys(const float* q, const float* weights, int64_t heads, int6
       Sums<kRows, kVectors> sums;
       for_sums(sums, [](F& sum, int, int) { sum = zero(); });
       fetch.lines(kTileFetch);
-      for (int64_t strip = 0; strip < width; strip += kStrip)
+      for (int64_t strip = 0; strip < depth; strip += kStrip)
         multiply(block + strip * (kIndexBlock + 1) + first * kStrip, kStrip, 1,
-                 q + head * width + strip * kVectors * kLanes, kVectors * kLanes, kLanes, kStrip, sums);
+                 q + head * depth + strip * kVectors * kLanes, kVectors * kLanes, kLanes, kStrip, sums);
 #pragma GCC unroll 12
       for (int r = 0; r < kRows; ++r) {
         F total = head == 0 ? zero() : load(totals[first + r]);
@@ -56,15 +57,16 @@ inline void score_keys(const float* q, const float* weights, int64_t heads, int6
 // Scores of a group's queries for one range of keys.
 template <typename E>
 void score_range(const IndexerArgs& args, const ScoreGroup& group, int64_t range) {
-  const int64_t heads = round_up(args.heads, kLanes);
+  using V = Operand<E>;
+  const int64_t heads = round_up(args.heads, kLanes), depth = row_cells<V>(args.width), row = depth * kCellValues<V>;
   Scratch scratch;
-  auto* q = scratch.take<float>(group.count * heads * args.width);
+  auto* q = scratch.take<V>(group.count * heads * row);
   auto* weights = scratch.take<float>(group.count * heads);
-  auto* block = scratch.take<float>((kIndexBlock + 1) * args.width);
+  auto* block = scratch.take<V>((kIndexBlock + 1) * row);
   for (int64_t i = 0; i < group.count; ++i) {
     const int64_t token = group.queries[i].token;
-    pack_panels(static_cast<const E*>(args.q) + token * args.heads * args.width, args.heads, args.width,
-                              args.width, q + i * heads * args.width);
+    pack_panels(static_cast<const E*>(args.q) + token * args.heads * args.width, args.heads, args.width, args.width,
+                q + i * heads * row);
     std::fill_n(std::copy_n(args.weights + token * args.heads, args.heads, weights + i * heads), heads - args.heads, 0.0f);
   }
   const int64_t end = std::min((range + 1) * kIndexRange, group.num_keys());
@@ -76,7 +78,7 @@ void score_range(const IndexerArgs& args, const ScoreGroup& group, int64_t range
                    args.pages.row_bytes};
     for (int64_t i = 0; i < group.count; ++i)
       if (group.queries[i].count > first)
-        score_keys(q + i * heads * args.width, weights + i * heads, heads, args.width, block,
+        score_keys(cells(q + i * heads * row), weights + i * heads, heads, depth, cells(block),
                    std::min(count, group.queries[i].count - first), fetch, group.scores + i * group.stride + first);
     std::copy_n(next, count = fetch.count, rows);
   }

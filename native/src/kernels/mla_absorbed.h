@@ -22,11 +22,12 @@ inline int64_t range_rows(int64_t count) {
 inline int64_t num_ranges(int64_t count) { return (count + range_rows(count) - 1) / range_rows(count); }
 
 // One pass: queries with their latent form, and a partial sum for each of their ranges.
+template <typename V>
 struct AbsorbedPass {
   const Query* queries;
   int64_t count;
   const int64_t* first_partial;  // [count + 1]
-  float* latent_q;               // [count, heads, latent + shared]
+  V* latent_q;                   // [count, heads, latent + shared]
   float* peaks;                  // [partials, padded heads]
   float* totals;                 // [partials, padded heads]
   float* contexts;               // [partials, heads * latent], strips of a group of heads after those of another
@@ -79,12 +80,13 @@ inline void multiply_rows(const float* weight, int64_t depth, int64_t columns, c
 }
 
 // latent_q[head] = w_uk[head]^T q, rounded to E, then q's shared part.
-template <typename E>
-void absorb_queries(const MlaArgs& args, const AbsorbedPass& pass, int64_t head) {
+template <typename E, typename V>
+void absorb_queries(const MlaArgs& args, const AbsorbedPass<V>& pass, int64_t head) {
   Scratch scratch;
   auto* q = scratch.take<float>(pass.count * args.key);
+  auto* sums = scratch.take<float>(pass.count * args.latent);
   const int64_t width = args.latent + args.shared, row = args.heads * width;
-  float* out = pass.latent_q + head * width;
+  V* out = pass.latent_q + head * width;
   for (int64_t i = 0; i < pass.count; ++i) {
     const E* own = query_head<E>(args, pass.queries[i].token, head);
     for (int64_t d = 0; d < args.key; d += kLanes) store(q + i * args.key + d, load(own + d));
@@ -92,33 +94,37 @@ void absorb_queries(const MlaArgs& args, const AbsorbedPass& pass, int64_t head)
   }
   const E* weight = static_cast<const E*>(args.w_uk) + head * args.uk_stride;
   if (pass.count < kManyQueries) {
-    stream_rows(weight, args.key, args.latent, q, pass.count, out, row);
+    stream_rows(weight, args.key, args.latent, q, pass.count, sums, args.latent);
   } else {
     auto* floats = scratch.take<float>(args.key * args.latent);
     for (int64_t at = 0; at < args.key * args.latent; at += kLanes) {
       prefetch(reinterpret_cast<const char*>(weight + at) + kAheadBytes);
       store(floats + at, load(weight + at));
     }
-    multiply_rows(floats, args.key, args.latent, q, pass.count, out, row);
+    multiply_rows(floats, args.key, args.latent, q, pass.count, sums, args.latent);
   }
   for (int64_t i = 0; i < pass.count; ++i)
-    for (int64_t c = 0; c < args.latent; c += kLanes) store(out + i * row + c, round_to<E>(load(out + i * row + c)));
+    for (int64_t c = 0; c < args.latent; c += kLanes)
+      store(out + i * row + c, round_to<E>(load(sums + i * args.latent + c)));
 }
 
 // Attends with the group of heads from first_head on of query i to its range `range`.
-template <typename E>
-void attend_range(const MlaArgs& args, const AbsorbedPass& pass, int64_t i, int64_t range, int64_t first_head) {
+template <typename V>
+void attend_range(const MlaArgs& args, const AbsorbedPass<V>& pass, int64_t i, int64_t range, int64_t first_head) {
   const Query& query = pass.queries[i];
   const int64_t width = args.latent + args.shared, count = std::min(pass.group, args.heads - first_head);
   const int64_t padded = round_up(count, kLanes);
   const int64_t partial = pass.first_partial[i] + range, all = round_up(args.heads, kLanes);
   Scratch scratch;
-  Lanes lanes = {count, padded, width, args.latent, args.scale, scratch.take<float>(width * padded),
+  const int64_t depth = row_cells<V>(width);
+  Lanes<V> lanes = {count, padded, width, args.latent, args.scale, scratch.take<V>(depth * kCellValues<V> * padded),
                  pass.peaks + partial * all + first_head, pass.totals + partial * all + first_head,
                  pass.contexts + (partial * args.heads + first_head) * args.latent, nullptr};
   pack_panels(pass.latent_q + (i * args.heads + first_head) * width, count, width, width, lanes.q);
   begin(lanes);
-  auto* block = scratch.take<float>(kBlockRows * width);
+  auto* keys = scratch.take<V>(depth * kCellValues<V> * kBlockRows);
+  V* values = keys;
+  if constexpr (kIsPaired<V>) values = scratch.take<V>(args.latent * kCellValues<V> * kBlockCells<V>);
   const int64_t start = range * range_rows(query.count);
   const int64_t end = std::min(start + range_rows(query.count), query.count);
   const void *rows[kKeyBlock], *next[kKeyBlock];
@@ -127,16 +133,17 @@ void attend_range(const MlaArgs& args, const AbsorbedPass& pass, int64_t i, int6
   };
   int64_t size = find(start, rows);
   for (int64_t first = start; first < end; first += kKeyBlock) {
-    read_rows({args.row_type, args.latent, width}, rows, size, block, kBlockRows);
+    read_rows({args.row_type, args.latent, width}, rows, size, keys, kBlockRows);
+    if constexpr (kIsPaired<V>) pair_rows(keys, kBlockRows, size, args.latent, values, kBlockCells<V>);
     const int64_t next_size = find(first + kKeyBlock, next);
-    attend(lanes, block, block, first, size, {next, next_size, args.pages.row_bytes});
+    attend(lanes, keys, values, first, size, {next, next_size, args.pages.row_bytes});
     std::copy_n(next, size = next_size, rows);
   }
 }
 
 // The context [latent] of one query and head, rounded to E: its ranges in order, each shrunk to the common peak.
-template <typename E>
-void merge_ranges(const MlaArgs& args, const AbsorbedPass& pass, int64_t i, int64_t head, float* out) {
+template <typename E, typename V>
+void merge_ranges(const MlaArgs& args, const AbsorbedPass<V>& pass, int64_t i, int64_t head, float* out) {
   const int64_t first = pass.first_partial[i], end = pass.first_partial[i + 1], all = round_up(args.heads, kLanes);
   const int64_t first_head = head / pass.group * pass.group, count = std::min(pass.group, args.heads - first_head);
   float peak = -FLT_MAX, total = 0.0f;
@@ -183,8 +190,8 @@ template <typename E, int kRows, int kColumns, typename Put>
 }
 
 // o[head] = w_uv[head] context for all queries of the pass.
-template <typename E>
-void expand_contexts(const MlaArgs& args, const AbsorbedPass& pass, int64_t head) {
+template <typename E, typename V>
+void expand_contexts(const MlaArgs& args, const AbsorbedPass<V>& pass, int64_t head) {
   Scratch scratch;
   auto* contexts = scratch.take<float>(pass.count * args.latent);
   for (int64_t i = 0; i < pass.count; ++i) merge_ranges<E>(args, pass, i, head, contexts + i * args.latent);
@@ -208,8 +215,8 @@ void expand_contexts(const MlaArgs& args, const AbsorbedPass& pass, int64_t head
     multiply_tiles(std::integral_constant<int, 3>{});
 }
 
-template <typename E>
-void absorbed_pass(const MlaArgs& args, AbsorbedPass pass) {
+template <typename E, typename V>
+void absorbed_pass(const MlaArgs& args, AbsorbedPass<V> pass) {
   parallel(args.heads, [&](int64_t head) { absorb_queries<E>(args, pass, head); });
   const int64_t partials = pass.first_partial[pass.count];
   const auto groups = [&] { return (args.heads + pass.group - 1) / pass.group; };
@@ -217,7 +224,7 @@ void absorbed_pass(const MlaArgs& args, AbsorbedPass pass) {
   parallel(partials * groups(), [&](int64_t chunk) {
     const int64_t partial = chunk / groups();
     const int64_t i = std::upper_bound(pass.first_partial, pass.first_partial + pass.count, partial) - pass.first_partial - 1;
-    attend_range<E>(args, pass, i, partial - pass.first_partial[i], chunk % groups() * pass.group);
+    attend_range(args, pass, i, partial - pass.first_partial[i], chunk % groups() * pass.group);
   });
   parallel(args.heads, [&](int64_t head) { expand_contexts<E>(args, pass, head); });
 }
@@ -225,6 +232,7 @@ void absorbed_pass(const MlaArgs& args, AbsorbedPass pass) {
 // Attention of `count` queries, each over the rows it names.
 template <typename E>
 void absorbed_attention(const MlaArgs& args, const Query* queries, int64_t count) {
+  using V = Operand<E>;
   const int64_t all = round_up(args.heads, kLanes), per_partial = 2 * all + args.heads * args.latent;
   for (int64_t begin = 0; begin < count;) {
     Scratch scratch;
@@ -236,10 +244,10 @@ void absorbed_attention(const MlaArgs& args, const Query* queries, int64_t count
       ++end;
     } while (end < count && (first_partial[end - begin] + num_ranges(queries[end].count)) * per_partial * 4 <= kPartialBytes);
     const int64_t partials = first_partial[end - begin];
-    absorbed_pass<E>(args, {queries + begin, end - begin, first_partial,
-                            scratch.take<float>((end - begin) * args.heads * (args.latent + args.shared)),
-                            scratch.take<float>(partials * all), scratch.take<float>(partials * all),
-                            scratch.take<float>(partials * args.heads * args.latent), kMostLanes});
+    absorbed_pass<E, V>(args, {queries + begin, end - begin, first_partial,
+                               scratch.take<V>((end - begin) * args.heads * (args.latent + args.shared)),
+                               scratch.take<float>(partials * all), scratch.take<float>(partials * all),
+                               scratch.take<float>(partials * args.heads * args.latent), kMostLanes});
     begin = end;
   }
 }

@@ -14,50 +14,87 @@ constexpr int64_t kMostShared = 4096;
 constexpr int64_t kFewestShared = 256;
 
 // One head's share of the weights, packed, and the blocks its keys and values are expanded into, in strips.
+template <typename V>
 struct Expansion {
-  float *w_uk, *w_uv;  // panels [latent][key], [latent][value]
-  float* latents;      // [latent + shared]
-  float* keys;         // [key + shared]
-  float* values;       // [value]
+  V *w_uk, *w_uv;  // panels [latent][key], [latent][value]
+  V* latents;      // [latent + shared]
+  float* sums;     // [max(key, value)], before they are rounded for products in pairs
+  V* keys;         // [key + shared]
+  V* values;       // [value]
 };
 
-template <typename E>
-Expansion packed_weights(const MlaArgs& args, int64_t head, Scratch& scratch) {
-  const Expansion own = {scratch.take<float>(args.key * args.latent), scratch.take<float>(args.value * args.latent),
-                         scratch.take<float>(kBlockRows * (args.latent + args.shared)),
-                         scratch.take<float>(kBlockRows * (args.key + args.shared)),
-                         scratch.take<float>(kBlockRows * args.value)};
+template <typename E, typename V = Operand<E>>
+Expansion<V> packed_weights(const MlaArgs& args, int64_t head, Scratch& scratch) {
+  const auto take = [&](int64_t rows, int64_t width) {
+    return scratch.take<V>(rows * row_cells<V>(width) * kCellValues<V>);
+  };
+  const Expansion<V> own = {take(args.key, args.latent), take(args.value, args.latent),
+                            take(kBlockRows, args.latent + args.shared),
+                            scratch.take<float>(kIsPaired<V> ? kBlockRows * std::max(args.key, args.value) : 0),
+                            take(kBlockRows, args.key + args.shared),
+                            scratch.take<V>(args.value * kCellValues<V> * kBlockCells<V>)};
   const E *w_uk = static_cast<const E*>(args.w_uk), *w_uv = static_cast<const E*>(args.w_uv);
   pack_panels(w_uk + head * args.uk_stride, args.key, args.latent, args.latent, own.w_uk);
   pack_panels(w_uv + head * args.uv_stride, args.value, args.latent, args.latent, own.w_uv);
   return own;
 }
 
+// Sums of latents and weights as keys, or as values.
+template <typename V>
+void round_keys(const float* sums, int64_t count, int64_t columns, V* keys) {
+  for (int64_t c = 0; c < columns; c += 16)
+    for (int64_t i = 0; i < count; ++i)
+      store(keys + column_at<V>(kBlockRows, c) + i * kStripValues<V>, load(sums + c * kBlockRows + i * kStrip));
+}
+template <typename V>
+void round_values(const float* sums, int64_t count, int64_t columns, V* values) {
+  for (int64_t c = 0; c < columns; c += 16) {
+    const float* column = sums + c * kBlockRows;
+    Cell<V>* to = cells(values) + c * kBlockCells<V>;
+    for (int64_t i = 0; i < count; i += 2, to += kStrip)
+      store(to, load(column + i * kStrip), i + 1 < count ? load(column + (i + 1) * kStrip) : zero());
+  }
+}
+
 // Keys and values of rows first .. first + count - 1, rounded to E.
-template <typename E>
-void expand_block(const MlaArgs& args, const Expansion& own, int64_t sequence, int64_t first, int64_t count) {
+template <typename E, typename V>
+void expand_block(const MlaArgs& args, const Expansion<V>& own, int64_t sequence, int64_t first, int64_t count) {
   const void* rows[kKeyBlock];
   find_rows(args.pages, sequence, nullptr, first, first + count, count, rows);
   read_rows({args.row_type, args.latent, args.latent + args.shared}, rows, count, own.latents, kBlockRows);
-  const auto expand = [&](const float* weight, int64_t columns, float* out) {
+  const auto expand = [&](const V* weight, int64_t columns, float* out, const auto& finish) {
+    const int64_t depth = row_cells<V>(args.latent);
     for_panels(columns, [&](auto vectors, int64_t column) {
-      panel_product<vectors()>(own.latents, kBlockRows, count, weight + column * args.latent, args.latent,
-                               {out + column * kBlockRows, kStrip, strip_vector(kBlockRows)},
-                               [](F sum) { return round_to<E>(sum); });
+      panel_product<vectors()>(cells(own.latents), kBlockRows, count, cells(weight) + column * depth, depth,
+                               {out + column * kBlockRows, kStrip, strip_vector(kBlockRows)}, finish);
     });
   };
-  expand(own.w_uk, args.key, own.keys);
-  expand(own.w_uv, args.value, own.values);
-  std::copy_n(own.latents + args.latent * kBlockRows, args.shared * kBlockRows, own.keys + args.key * kBlockRows);
+  if constexpr (kIsPaired<V>) {
+    const auto as_it_is = [](F sum) { return sum; };
+    expand(own.w_uk, args.key, own.sums, as_it_is);
+    round_keys(own.sums, count, args.key, own.keys);
+    expand(own.w_uv, args.value, own.sums, as_it_is);
+    round_values(own.sums, count, args.value, own.values);
+  } else {
+    const auto rounded = [](F sum) { return round_to<E>(sum); };
+    expand(own.w_uk, args.key, own.keys, rounded);
+    expand(own.w_uv, args.value, own.values, rounded);
+  }
+  for (int64_t i = 0; i < count * kStripValues<V>; i += kStripValues<V>)
+    for (int64_t c = 0; c < args.shared; c += kLanes)
+      store(own.keys + i + column_at<V>(kBlockRows, args.key + c),
+            load(own.latents + i + column_at<V>(kBlockRows, args.latent + c)));
+  for (int64_t i = 0; i < count; ++i) fill_strip(args.key + args.shared, own.keys + i * kStripValues<V>, kBlockRows);
 }
 
 // Lanes of one head for `count` queries of a sequence, in the order of their positions.
-template <typename E>
-Lanes query_lanes(const MlaArgs& args, const Query* queries, int64_t count, int64_t head, Scratch& scratch) {
+template <typename E, typename V = Operand<E>>
+Lanes<V> query_lanes(const MlaArgs& args, const Query* queries, int64_t count, int64_t head, Scratch& scratch) {
   const int64_t width = args.key + args.shared, padded = round_up(count, kLanes);
   auto* last = scratch.take<float>(padded);
-  Lanes lanes = {count, padded, width, args.value, args.scale, scratch.take<float>(width * padded),
-                 scratch.take<float>(padded), scratch.take<float>(padded), scratch.take<float>(count * args.value), last};
+  Lanes<V> lanes = {count, padded, width, args.value, args.scale,
+                    scratch.take<V>(row_cells<V>(width) * kCellValues<V> * padded), scratch.take<float>(padded),
+                    scratch.take<float>(padded), scratch.take<float>(count * args.value), last};
   for (int64_t i = 0; i < padded; ++i) last[i] = static_cast<float>(queries[i < count ? i : count - 1].count - 1);
   Scratch rows;
   auto* q = rows.take<E>(count * width);
@@ -67,8 +104,8 @@ Lanes query_lanes(const MlaArgs& args, const Query* queries, int64_t count, int6
   return lanes;
 }
 
-template <typename E>
-void write_outputs(const MlaArgs& args, const Lanes& lanes, const Query* queries, int64_t head) {
+template <typename E, typename V>
+void write_outputs(const MlaArgs& args, const Lanes<V>& lanes, const Query* queries, int64_t head) {
   for (int64_t i = 0; i < lanes.count; ++i) {
     E* o = static_cast<E*>(args.o) + (queries[i].token * args.heads + head) * args.value;
     const F total = set(lanes.total[i]);
@@ -78,11 +115,11 @@ void write_outputs(const MlaArgs& args, const Lanes& lanes, const Query* queries
 }
 
 // One head's attention for `count` queries of one sequence.
-template <typename E>
-void attend_expanded(const MlaArgs& args, const Expansion& own, const Query* queries, int64_t count, int64_t head) {
+template <typename E, typename V>
+void attend_expanded(const MlaArgs& args, const Expansion<V>& own, const Query* queries, int64_t count, int64_t head) {
   Scratch scratch;
   const int64_t groups = (count + kMostLanes - 1) / kMostLanes;
-  auto* lanes = scratch.take<Lanes>(groups);
+  auto* lanes = scratch.take<Lanes<V>>(groups);
   const auto first_of = [&](int64_t group) { return queries + group * kMostLanes; };
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t rest = count - group * kMostLanes;
@@ -109,7 +146,7 @@ void expanded_attention(const MlaArgs& args, const Query* queries, int64_t count
   parallel(spans * args.heads, [&](int64_t chunk) {
     const int64_t head = chunk % args.heads, span = chunk / args.heads;
     Scratch scratch;
-    const Expansion own = packed_weights<E>(args, head, scratch);
+    const auto own = packed_weights<E>(args, head, scratch);
     const int64_t end = count * (span + 1) / spans;
     for (int64_t first = count * span / spans, next; first < end; first = next) {
       next = first + 1;

@@ -113,8 +113,9 @@ struct RowFormat {
   int64_t scaled, width;
 };
 
-// The quantised columns of a packed row, into strips.
-inline void read_scaled(const uint8_t* row, const RowFormat& format, float* block, int64_t block_rows) {
+// The quantised columns of a packed row, each of which is a bf16 number, into strips.
+template <typename V>
+void read_scaled(const uint8_t* row, const RowFormat& format, V* block, int64_t block_rows) {
   const int64_t group = format.type == Type::mxfp4 ? kPairGroup : kScaleGroup;
   const uint8_t* scales = row + type_bytes(format.type, format.scaled);
   for (int64_t first = 0; first < format.scaled; first += group) {
@@ -129,22 +130,24 @@ inline void read_scaled(const uint8_t* row, const RowFormat& format, float* bloc
         value = load_f8(row + c);
       else
         value = load_i8(reinterpret_cast<const int8_t*>(row + c));
-      store(block + c / kStrip * kStrip * block_rows + c % kStrip, mul(value, scale));
+      store(block + column_at<V>(block_rows, c), mul(value, scale));
     }
   }
 }
 
-// Rows as floats into strips of `block_rows` rows.
-inline void read_rows(const RowFormat& format, const void* const* rows, int64_t count, float* block, int64_t block_rows) {
+// Rows into strips of `block_rows` rows.
+template <typename V>
+void read_rows(const RowFormat& format, const void* const* rows, int64_t count, V* block, int64_t block_rows) {
   if (format.type == Type::f32) return read_rows<float>(rows, count, format.width, block, block_rows);
   if (format.type == Type::bf16) return read_rows<bf16>(rows, count, format.width, block, block_rows);
   for (int64_t i = 0; i < count; ++i) {
     const auto* row = static_cast<const uint8_t*>(rows[i]);
-    read_scaled(row, format, block + i * kStrip, block_rows);
-    if (format.scaled == format.width) continue;
-    const void* further = row + format.scaled + scale_bytes(format.scaled);
-    read_rows<bf16>(&further, 1, format.width - format.scaled, block + format.scaled * block_rows + i * kStrip,
-                    block_rows);
+    V* to = block + i * kStripValues<V>;
+    read_scaled(row, format, to, block_rows);
+    const auto* further = reinterpret_cast<const bf16*>(row + format.scaled + scale_bytes(format.scaled));
+    for (int64_t c = format.scaled; c < format.width; c += kLanes, further += kLanes)
+      store(to + column_at<V>(block_rows, c), load(further));
+    fill_strip(format.width, to, block_rows);
   }
 }
 

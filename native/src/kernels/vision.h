@@ -22,58 +22,69 @@ const E* patch_row(const PatchAttentionArgs& args, int64_t patch, int64_t part, 
   return static_cast<const E*>(args.qkv) + ((patch * 3 + part) * args.heads + head) * args.width;
 }
 
-// One row of q or k with its adjacent pairs turned by the patch's angles, rounded to E, `step` floats per strip of 16.
-template <typename E>
-void rotate_row(const PatchAttentionArgs& args, int64_t patch, int64_t part, int64_t head, float* out, int64_t step) {
+// One row of q or k with its adjacent pairs turned by the patch's angles, rounded to E, in a block of so many rows.
+template <typename E, typename V>
+void rotate_row(const PatchAttentionArgs& args, int64_t patch, int64_t part, int64_t head, V* out, int64_t block_rows) {
   const E* row = patch_row<E>(args, patch, part, head);
   const float *cos = args.cos + patch * (args.width / 2), *sin = args.sin + patch * (args.width / 2);
   for (int64_t c = 0; c < args.width; c += 2) {
     const float a = widen(row[c]), b = widen(row[c + 1]), x = cos[c / 2], y = sin[c / 2];
-    float* pair = out + c / kStrip * step + c % kStrip;
-    pair[0] = rounded<E>(a * x - b * y);
-    pair[1] = rounded<E>(a * y + b * x);
+    V* pair = out + column_at<V>(block_rows, c);
+    pair[0] = narrow<V>(rounded<E>(a * x - b * y));
+    pair[1] = narrow<V>(rounded<E>(a * y + b * x));
   }
 }
 
 // Lanes of one head for the patches first .. first + count - 1, each of which sees all keys of its picture.
-template <typename E>
-Lanes patch_lanes(const PatchAttentionArgs& args, int64_t first, int64_t count, int64_t head, Scratch& scratch) {
+template <typename E, typename V = Operand<E>>
+Lanes<V> patch_lanes(const PatchAttentionArgs& args, int64_t first, int64_t count, int64_t head, Scratch& scratch) {
   const int64_t width = args.width, padded = round_up(count, kLanes);
-  Lanes lanes = {count, padded, width, width, args.scale, scratch.take<float>(width * padded), scratch.take<float>(padded),
-                 scratch.take<float>(padded), scratch.take<float>(count * width), nullptr};
+  Lanes<V> lanes = {count, padded, width, width, args.scale,
+                    scratch.take<V>(row_cells<V>(width) * kCellValues<V> * padded), scratch.take<float>(padded),
+                    scratch.take<float>(padded), scratch.take<float>(count * width), nullptr};
   Scratch rows;
-  auto* q = rows.take<float>(count * width);
-  for (int64_t i = 0; i < count; ++i) rotate_row<E>(args, first + i, 0, head, q + i * width, kStrip);
+  auto* q = rows.take<V>(count * width);
+  for (int64_t i = 0; i < count; ++i) rotate_row<E>(args, first + i, 0, head, q + i * width, 1);
   pack_panels(q, count, width, width, lanes.q);
   begin(lanes);
   return lanes;
 }
 
-// Keys and values of patches first .. first + count - 1 in strips.
-template <typename E>
-void read_patches(const PatchAttentionArgs& args, int64_t first, int64_t count, int64_t head, float* keys, float* values) {
+// Keys and values of patches first .. first + count - 1 in strips, and where values lie before they are paired.
+template <typename E, typename V>
+void read_patches(const PatchAttentionArgs& args, int64_t first, int64_t count, int64_t head, V* keys, V* values, V* unpaired) {
   const void* rows[kKeyBlock];
   for (int64_t i = 0; i < count; ++i) {
-    rotate_row<E>(args, first + i, 1, head, keys + i * kStrip, kBlockRows * kStrip);
+    V* key = keys + i * kStripValues<V>;
+    rotate_row<E>(args, first + i, 1, head, key, kBlockRows);
+    fill_strip(args.width, key, kBlockRows);
     rows[i] = patch_row<E>(args, first + i, 2, head);
   }
-  read_rows<E>(rows, count, args.width, values, kBlockRows);
+  if constexpr (kIsPaired<V>) {
+    read_rows<E>(rows, count, args.width, unpaired, kBlockRows);
+    pair_rows(unpaired, kBlockRows, count, args.width, values, kBlockCells<V>);
+  } else {
+    read_rows<E>(rows, count, args.width, values, kBlockRows);
+  }
 }
 
 template <typename E>
 void attend_patches(const PatchAttentionArgs& args, const PatchSpan& span, int64_t head) {
   Scratch scratch;
-  auto* keys = scratch.take<float>(kBlockRows * args.width);
-  auto* values = scratch.take<float>(kBlockRows * args.width);
+  using V = Operand<E>;
+  const int64_t block_values = kBlockRows * row_cells<V>(args.width) * kCellValues<V>;
+  auto* keys = scratch.take<V>(block_values);
+  auto* values = scratch.take<V>(args.width * kCellValues<V> * kBlockCells<V>);
+  auto* unpaired = scratch.take<V>(kIsPaired<V> ? block_values : 0);
   const int64_t groups = (span.end - span.first + kMostLanes - 1) / kMostLanes;
-  auto* lanes = scratch.take<Lanes>(groups);
+  auto* lanes = scratch.take<Lanes<V>>(groups);
   for (int64_t group = 0; group < groups; ++group) {
     const int64_t first = span.first + group * kMostLanes;
     lanes[group] = patch_lanes<E>(args, first, std::min(kMostLanes, span.end - first), head, scratch);
   }
   for (int64_t first = span.begin; first < span.stop; first += kKeyBlock) {
     const int64_t count = std::min(kKeyBlock, span.stop - first);
-    read_patches<E>(args, first, count, head, keys, values);
+    read_patches<E>(args, first, count, head, keys, values, unpaired);
     for (int64_t group = 0; group < groups; ++group) attend(lanes[group], keys, values, first - span.begin, count, {});
   }
   for (int64_t group = 0; group < groups; ++group)

@@ -40,6 +40,32 @@ struct Pairs {
   static F step(Vector w, Vector x, F total) { return _mm512_dpbf16_ps(total, w, x); }
 };
 
+// Two numbers of one lane. Unlike fma with floats, products with subnormal numbers are zero.
+struct Pair {
+  bf16 first, second;
+};
+inline Pairs::Vector load(const Pair* p) { return Pairs::load(&p->first); }
+inline Pairs::Vector set(Pair pair) {
+  return reinterpret_cast<Pairs::Vector>(_mm512_set1_epi32(pair.first.bits | pair.second.bits << 16));
+}
+inline F fma(Pairs::Vector a, Pairs::Vector b, F c) { return Pairs::step(a, b, c); }
+// p[i] = {first[i], second[i]}; subnormal numbers become zero.
+inline void store(Pair* p, F first, F second) {
+  const __m512i words = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(second, first));
+  const __m512i order = _mm512_or_si512(
+      _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+      _mm512_setr_epi32(16 << 16, 17 << 16, 18 << 16, 19 << 16, 20 << 16, 21 << 16, 22 << 16, 23 << 16, 24 << 16,
+                        25 << 16, 26 << 16, 27 << 16, 28 << 16, 29 << 16, 30 << 16, 31 << 16));
+  Pairs::store(&p->first, reinterpret_cast<Pairs::Vector>(_mm512_permutexvar_epi16(order, words)));
+}
+inline void store(Pair* p, const bf16* first, const bf16* second) {
+  const auto words = [](const bf16* from) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  };
+  const __m512i both = _mm512_or_si512(words(first), _mm512_slli_epi32(words(second), 16));
+  Pairs::store(&p->first, reinterpret_cast<Pairs::Vector>(both));
+}
+
 inline void load_weights(const float* p, F& v) { v = load(p); }
 inline void load_weights(const bf16* p, F& v) { v = load(p); }
 inline void load_weights(const int8_t* p, F& v) { v = load_i8(p); }
