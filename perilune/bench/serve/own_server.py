@@ -5,15 +5,24 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from perilune.errors import ConfigError
 
 STOP_TIMEOUT_S = 60.0
 
 
+@dataclass(frozen=True)
+class OwnServer:
+    """A server that runs: where, and as which process."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
 @contextmanager
-def own_server(arguments: Sequence[str]) -> Iterator[str]:
-    """Start `perilune serve` with `arguments` on a free port; gives its URL, and ends it on the way out.
+def own_server(arguments: Sequence[str]) -> Iterator[OwnServer]:
+    """Start `perilune serve` with `arguments` on a free port; it is ended on the way out.
 
     What the server says on stderr goes to ours. ConfigError when it ends before it serves.
     """
@@ -27,7 +36,7 @@ def own_server(arguments: Sequence[str]) -> Iterator[str]:
                 break
         if found is None:
             raise ConfigError(f"the server ended with exit code {process.wait()} before it was ready: see above")
-        yield found[0]
+        yield OwnServer(found[0], process)
     finally:
         process.terminate()
         try:

@@ -88,8 +88,8 @@ def bench_serve_command(
 def _run_on_own_server(arguments: list[str], load: "Load") -> "Finished":
     from perilune.bench.serve.own_server import own_server
 
-    with own_server(arguments) as url:
-        return _run(url, load, None, env.api_key())
+    with own_server(arguments) as server:
+        return _run(server.url, load, None, env.api_key())
 
 
 def _run(url: str, load: "Load", model: str | None, api_key: str | None) -> "Finished":
