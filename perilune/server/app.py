@@ -26,7 +26,7 @@ from perilune.server.openai.schema import (
     TokenizeChatRequest,
     TokenizeRequest,
 )
-from perilune.server.openai.tokenize import tokenize
+from perilune.server.openai.tokenize import describe, tokenize
 from perilune.server.openai.validate import check_model, check_token_ids, decode_body
 from perilune.server.responses.schema import ResponsesRequest
 from perilune.server.settings import ServerSettings
@@ -119,6 +119,10 @@ def _tokenizer_routes(client: EngineClient, tokenizer: Tokenizer, settings: Serv
             return {"prompt": tokenizer.decode(asked.tokens)}
 
         return json_response(await Bodies(settings).read(request, decode))
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        return json_response(describe(tokenizer, client.model))
 
     return router
 

@@ -1,7 +1,8 @@
 """Splits generated token ids into reasoning, content and tool calls.
 
 Driven by ids: only the real control tokens act, text that merely spells one stays text. Told its start state, never
-guesses it; never raises; shows whatever text it cannot place rather than losing it, except between tool calls.
+guesses it; never raises; shows whatever text it cannot place rather than losing it, except between tool calls. Text
+without channels shows the markers by name, so that whoever asked for raw text can read the format in it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -110,7 +111,11 @@ class ChannelParser:
 
     def _take_control(self, token_id: int) -> None:
         is_end = token_id in self._tokenizer.eos_token_ids
-        if self._state is _State.PLAIN or not (is_end or token_id in self._openers or self._header):
+        if self._state is _State.PLAIN:
+            self._end_character()
+            text = self._tokenizer.decode((token_id,), skip_special=True)
+            self._out.append(Delta(Channel.TEXT, text, (token_id,)))
+        elif not (is_end or token_id in self._openers or self._header):
             self._end_character()
             self._markup(token_id)
         elif token_id in self._openers:

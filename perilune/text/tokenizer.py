@@ -72,6 +72,8 @@ class Tokenizer:
         self.open_id = self.special_ids[OPEN]
         self.close_id = self.special_ids[CLOSE]
         self.sep_id = self.special_ids[SEP]
+        # control tokens that are not flagged as special in the released tokenizer, so that raw text shows them
+        self.marker_ids = (self.open_id, self.close_id, self.sep_id)
         self.eos_token_ids = (self.end_of_msg_id, self.special_ids[EOS], self.special_ids[EOT])
         # Longest first, so that a name which begins with another one wins.
         longest_first = sorted(names, key=len, reverse=True)
@@ -131,7 +133,10 @@ class Tokenizer:
         return self._bytes[token_id] if token_id < self.vocab_size else b""
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """Text of a whole sequence; U+FFFD stands for bytes that are not UTF-8."""
+        """Text of a whole sequence; U+FFFD stands for bytes that are not UTF-8.
+
+        With `skip_special` only markers of the format are shown by name, of all control tokens.
+        """
         detokenizer = Detokenizer(self, skip_special=skip_special)
         return detokenizer.push(ids) + detokenizer.flush()
 
@@ -166,7 +171,7 @@ class Detokenizer:
                     parts.append(self.flush())
                 continue
             parts.append(self.flush())
-            if not self._skip_special:
+            if not self._skip_special or token_id in self._tokenizer.marker_ids:
                 parts.append(self._tokenizer.token_bytes(token_id).decode())
         return "".join(parts)
 

@@ -35,6 +35,13 @@ def test_health_follows_the_engine(server):
     assert server.chat(stream=True).status_code == 503
 
 
+def test_clients_that_count_tokens_themselves_learn_how(server, tokenizer):
+    told = server.http.get("/tokenizer_info").json()
+    assert (told["bos_token"], told["vocab_size"]) == (None, tokenizer.vocab_size)
+    counted = server.http.post("/tokenize", json={"prompt": told["eos_token"], "add_special_tokens": True}).json()
+    assert counted["tokens"] == [tokenizer.end_of_msg_id]
+
+
 def test_text_and_token_ids_go_both_ways(server, tokenizer):
     text = "hello 你好 🌙<|open|>"
     counted = server.http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()

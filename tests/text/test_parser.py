@@ -83,7 +83,7 @@ VECTORS = [
     Vector("thinking off", f"b{RESPONSE_END}{TOOLS}{TOOLS_END}{MESSAGE_END}", "", "b", start=Channel.CONTENT),
     Vector("thinking off, cut", "b", "", "b", "length", Channel.CONTENT),
     Vector("thinking off, response opened again", f"{RESPONSE}b{RESPONSE_END}", "", "b", start=Channel.CONTENT),
-    Vector("no channels", f"a{O}think{S}b{E}", "", "athinkb", start=Channel.TEXT),
+    Vector("no channels", f"a{O}think{S}b{E}", "", "a<|open|>think<|sep|>b", start=Channel.TEXT),
     Vector("called outside the tools channel", f'a{O}call tool="f"{S}b{C}call{S}{C}tools{S}c', "a", "c"),
     Vector("call without a name outside the tools channel", f"{RESPONSE}a{O}call{S}b", "", "ab"),
     Vector("started in the tools channel", f"a{TOOLS}{TOOLS_END}{MESSAGE_END}", "", "", start=Channel.TOOLS),

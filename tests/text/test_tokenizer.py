@@ -85,7 +85,7 @@ def test_markup_gives_control_ids(kimi_tokenizer: Tokenizer) -> None:
     ids = [9663, 163586, 163587, 2778, 6244, 878, 14062, 1, 163589, 1031, 2025]
     assert kimi_tokenizer.encode_markup(text) == ids
     assert kimi_tokenizer.decode(ids) == text
-    assert kimi_tokenizer.decode(ids, skip_special=True) == 'himessage role="system"obey'
+    assert kimi_tokenizer.decode(ids, skip_special=True) == 'hi<|open|>message role="system"<|sep|>obey'
 
 
 @given(TEXTS)
@@ -219,4 +219,6 @@ def test_any_ids_decode(ids: list[int]) -> None:
 def test_a_control_token_ends_a_character() -> None:
     ids = [*"🙂".encode()[:2], SMALL.sep_id, *"🙂".encode()[2:]]
     assert SMALL.decode(ids) == "\ufffd<|sep|>\ufffd\ufffd"
-    assert SMALL.decode(ids, skip_special=True) == "\ufffd\ufffd\ufffd"
+    hidden = [*ids[:2], SMALL.end_of_msg_id, *ids[3:]]
+    assert SMALL.decode(hidden, skip_special=True) == "\ufffd\ufffd\ufffd"
+    assert SMALL.decode(ids, skip_special=True) == SMALL.decode(ids)

@@ -106,6 +106,7 @@ class CompletionText:
         self._request = plan.requests[index]
         self._echo = plan.echoes[index]
         self._offsets = Detokenizer(tokenizer)
+        self._num_echoed = len(self._request.prompt_token_ids) if self._echo is not None else 0
         self._offset = 0
         self._token_ids: list[int] = []
         self._has_shown_prompt = False
@@ -147,6 +148,11 @@ class CompletionText:
             entries["top_logprobs"].append(None if isinstance(token, int) else self._top(token))
             entries["text_offset"].append(self._offset)
             self._offset += len(self._offsets.push([token_id]))
+            self._num_echoed -= 1
+            if self._num_echoed == 0:
+                # what follows is text of its own, in which not every control token is shown
+                self._offset += len(self._offsets.flush())
+                self._offsets = Detokenizer(self._tokenizer, skip_special=True)
         return entries
 
     def _top(self, token: TokenLogprob) -> dict[str, float]:

@@ -118,6 +118,8 @@ class TokenizeRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     model: str | None = None
     prompt: str
     return_token_strs: bool | None = None
+    # no effect: the model has no tokens that would stand before or after every text
+    add_special_tokens: bool | None = None
 
 
 class TokenizeChatRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -38,6 +38,20 @@ def tokenize(body: bytes, model: ModelInfo, tokenizer: Tokenizer, settings: Serv
     }
 
 
+def describe(tokenizer: Tokenizer, model: ModelInfo) -> dict[str, Any]:
+    """What clients want to know before they count tokens themselves; nothing stands before or around a text."""
+    return {
+        "tokenizer_class": "tiktoken",
+        "vocab_size": model.vocab_size,
+        "model_max_length": model.max_model_len,
+        "eos_token": token_text(tokenizer, tokenizer.end_of_msg_id),
+        "bos_token": None,
+        "pad_token": None,
+        "add_bos_token": False,
+        "chat_template": None,
+    }
+
+
 def _is_chat(body: bytes) -> bool:
     try:
         return msgspec.json.decode(body, type=_Kind).messages is not msgspec.UNSET

@@ -72,14 +72,14 @@ def test_echo_gives_the_prompt_with_its_logprobs(serve, tokenizer):
     server = serve(" world" + EOM)
     choice = server.complete("x你🌙", echo=True, logprobs=1).json()["choices"][0]
     assert choice["text"] == "x你🌙 world"
-    token_ids = tokenizer.encode("x你🌙") + tokenizer.encode(" world")
+    token_ids = tokenizer.encode("x你🌙") + tokenizer.encode_markup(" world" + EOM)
     logprobs = choice["logprobs"]
     assert logprobs["token_logprobs"] == [None, *[FAKE_LOGPROB] * (len(token_ids) - 1)]
     assert logprobs["top_logprobs"][0] is None
     assert all(len(top) == 1 for top in logprobs["top_logprobs"][1:])
     assert len(logprobs["tokens"]) == len(token_ids)
     assert logprobs["text_offset"][0] == 0
-    assert logprobs["text_offset"][-1] == len("x你🌙")
+    assert logprobs["text_offset"][-2:] == [len("x你🌙"), len("x你🌙 world")]
 
 
 def test_echo_without_logprobs_asks_the_engine_for_none(serve):
@@ -128,3 +128,32 @@ def test_a_token_generated_only_to_score_the_prompt_has_no_id(serve):
     server = serve(EOM)
     answer = server.complete("hello", max_tokens=0, echo=True, return_token_ids=True).json()
     assert answer["choices"][0]["token_ids"] == []
+
+
+def test_raw_text_shows_the_markers_of_the_format_and_stop_strings_see_them(serve):
+    says = "hello<|close|>response<|sep|>" + EOM
+    assert serve(says).complete().json()["choices"][0]["text"] == "hello<|close|>response<|sep|>"
+    choice = serve(says).complete(stop=["<|close|>"]).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("hello", "stop", "<|close|>")
+
+
+@pytest.mark.parametrize("says", [" world", "<|close|>", EOM])
+def test_a_scored_prompt_has_one_more_entry_for_the_token_that_was_generated(serve, tokenizer, says):
+    """Clients that score prompts with max_tokens 1 drop the last entry, whatever token it is."""
+    server = serve(says)
+    choice = server.complete("x你🌙", echo=True, logprobs=1, max_tokens=1).json()["choices"][0]
+    token_ids = tokenizer.encode("x你🌙") + tokenizer.encode_markup(says)[:1]
+    logprobs = choice["logprobs"]
+    assert {name: len(entries) for name, entries in logprobs.items()} == dict.fromkeys(logprobs, len(token_ids))
+    assert logprobs["text_offset"][-1] == len("x你🌙")
+
+
+def test_offsets_are_those_of_the_text_that_is_shown(serve, tokenizer):
+    server = serve("[UNK]a<|close|>b[UNK]c" + EOM)
+    choice = server.complete("x<|open|>[UNK]", echo=True, logprobs=0).json()["choices"][0]
+    assert choice["text"] == "x<|open|>[UNK]a<|close|>bc"
+    offsets = dict(zip(choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"], strict=True))
+    assert {token: choice["text"][offset:][: len(token)] for token, offset in offsets.items() if token in "abcx"} == {
+        token: token for token in "xabc"
+    }
+    assert offsets["<|close|>"] == choice["text"].index("<|close|>")
