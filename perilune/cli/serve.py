@@ -20,6 +20,15 @@ def serve_command(
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Most requests that run at once.", min=1)] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.", min=1)] = 512,
+    max_itl: Annotated[
+        float | None,
+        typer.Option(
+            help="Most milliseconds between two tokens of an answer while prompts are read; no bound by default."
+        ),
+    ] = None,
+    scheduling_policy: Annotated[
+        str, typer.Option(help="fcfs: in order of arrival; priority: by the priority of requests first.")
+    ] = "fcfs",
     max_model_len: options.MaxModelLen = None,
     num_blocks: options.NumBlocks = None,
     cache_memory: options.CacheMemory = None,
@@ -55,6 +64,8 @@ def serve_command(
     config = EngineConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        max_itl_ms=max_itl,
+        scheduling_policy=scheduling_policy,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         cache_bytes=None if cache_memory is None else options.read_size(cache_memory, "--cache-memory"),

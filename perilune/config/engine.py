@@ -19,6 +19,8 @@ AUTO, MXFP4 = "auto", "mxfp4"
 MXFP4_GROUP = 32
 CACHE_DTYPES = (AUTO, FP8, INT8)
 INDEX_CACHE_DTYPES = (AUTO, FP8, INT8, MXFP4)
+FCFS, PRIORITY = "fcfs", "priority"
+SCHEDULING_POLICIES = (FCFS, PRIORITY)
 
 # what is served when no checkpoint is named
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "demo"
@@ -29,6 +31,9 @@ class EngineConfig:
     """Settings of one engine; a wrong value raises ConfigError.
 
     `max_num_seqs` requests run at once and one step computes at most `max_num_batched_tokens` tokens.
+    With `max_itl_ms`, a step that produces tokens of running answers takes fewer prompt tokens, so that it ends within
+    so many milliseconds. `scheduling_policy` "priority" lets requests say which goes first; "fcfs" is in order of
+    arrival.
     `max_model_len` None takes the model's own context, cut to what the cache holds. The cache is sized by
     `num_blocks` (of `block_size` tokens) or by `cache_bytes`, or, with both None, by the memory that is free.
     `image_cache_bytes` bounds the embeddings of pictures that are kept for the next request with the same picture.
@@ -43,6 +48,8 @@ class EngineConfig:
 
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
+    max_itl_ms: float | None = None
+    scheduling_policy: str = FCFS
     block_size: int = 16
     max_model_len: int | None = None
     cache_bytes: int | None = None
@@ -62,6 +69,8 @@ class EngineConfig:
         for name in ("max_model_len", "cache_bytes", "num_blocks"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
+        if self.max_itl_ms is not None and not 0 < self.max_itl_ms < float("inf"):
+            raise ConfigError(f"max_itl_ms is {self.max_itl_ms}; it must be a number of milliseconds above 0")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs is {self.max_num_seqs}; "
@@ -79,6 +88,7 @@ class EngineConfig:
             "activations": ACTIVATIONS,
             "cache_dtype": CACHE_DTYPES,
             "index_cache_dtype": INDEX_CACHE_DTYPES,
+            "scheduling_policy": SCHEDULING_POLICIES,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:

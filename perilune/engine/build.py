@@ -9,7 +9,7 @@ from perilune.cache.manager import CacheManager
 from perilune.cache.storage import CacheStorage
 from perilune.checkpoint.loader import load_state
 from perilune.checkpoint.quantise import load_quantised_state
-from perilune.config.engine import AUTO, FP8, INT8, MXFP4, STORED, EngineConfig
+from perilune.config.engine import AUTO, FP8, INT8, MXFP4, PRIORITY, STORED, EngineConfig
 from perilune.config.media import PREPROCESSOR_FILE, MediaConfig, load_media_config
 from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
@@ -135,6 +135,8 @@ def assemble_engine(
             vocab_size=model_config.vocab_size,
             eos_token_ids=(model_config.eos_token_id,) if tokenizer is None else tokenizer.eos_token_ids,
             media=media,
+            max_itl_s=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
+            has_priorities=config.scheduling_policy == PRIORITY,
         ),
         tokenizer,
         images=images,

@@ -8,11 +8,13 @@ import secrets
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from perilune.cache.manager import CacheManager
 from perilune.config.media import MediaConfig
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
+from perilune.engine.policy.budget import StepBudget
 from perilune.engine.request import (
     FinishReason,
     GenerateRequest,
@@ -36,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 
 # Between two steps pictures are worked on for as long as a step takes, within these bounds.
 LEAST_EMBEDDING_S, MOST_EMBEDDING_S = 0.02, 0.5
+# Of a bound on the time between tokens, pictures may take this share.
+EMBEDDING_SHARE = 0.25
 
 
 class Runner(Protocol):
@@ -58,7 +62,8 @@ class Pictures(Protocol):
 class CoreLimits:
     """What the core holds steps and requests to; `max_model_len` bounds prompt plus output.
 
-    `media` says how pictures are prepared; None for a model that sees none.
+    `media` says how pictures are prepared; None for a model that sees none. Steps with decodes are kept below
+    `max_itl_s` seconds by giving them fewer prompt tokens. Without `has_priorities` all requests have the same.
     """
 
     max_num_seqs: int
@@ -67,6 +72,8 @@ class CoreLimits:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     media: MediaConfig | None = None
+    max_itl_s: float | None = None
+    has_priorities: bool = False
 
 
 @dataclass
@@ -105,7 +112,11 @@ class EngineCore:
             is_embedded=images.is_embedded if images is not None else lambda _: True,
         )
         self._images = images
+        self._budget = None
+        if limits.max_itl_s is not None:
+            self._budget = StepBudget(limits.max_itl_s, limits.max_num_batched_tokens)
         self._step_s = 0.0
+        self._last_end_s: float | None = None
         self._clock = clock
         self._live: dict[str, _Live] = {}
         self._num_added = 0
@@ -125,6 +136,13 @@ class EngineCore:
         check_request(message, vocab_size=limits.vocab_size, max_model_len=limits.max_model_len)
         if message.images and limits.media is None:
             raise RequestError("this model has no vision weights; send text only", param="messages", code="unsupported")
+        if message.priority != 0 and not limits.has_priorities:
+            raise RequestError(
+                f"priority is {message.priority}, and this server has no priorities: leave it out, or start the server "
+                "with --scheduling-policy priority",
+                param="priority",
+                code="unsupported",
+            )
         if message.params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer and this engine has none", param="stop")
         if message.grammar is not None and message.params.ignore_eos:
@@ -190,20 +208,41 @@ class EngineCore:
 
     def step(self) -> list[RequestOutput]:
         """Run one step, and work on the pictures that requests wait for; returns the news of every request."""
-        return [*self._embed_images(), *self._run_batch(self._scheduler.schedule())]
+        began_s = self._clock()
+        outputs = self._embed_images()
+        embedding_s = self._clock() - began_s
+        limit = None if self._budget is None else partial(self._budget.prompt_tokens, spent_s=embedding_s)
+        batch = self._scheduler.schedule(limit)
+        outputs += self._run_batch(batch)
+        self._observe(batch, began_s, embedding_s)
+        return outputs
+
+    def _observe(self, batch: ScheduledBatch, began_s: float, embedding_s: float) -> None:
+        """Tell the budget what a step took, and what went by between it and the one before, but for its pictures."""
+        ended_s = self._clock()
+        if self._budget is not None and batch.sequences:
+            since_s = began_s if self._last_end_s is None else self._last_end_s
+            num_prompt_tokens = batch.num_scheduled_tokens - batch.num_decodes
+            self._budget.observe(num_prompt_tokens, batch.num_decodes, ended_s - since_s - embedding_s)
+        self._last_end_s = ended_s if self._live else None
 
     def _embed_images(self) -> list[RequestOutput]:
         awaited = self._scheduler.awaited_images
         if self._images is None or not awaited:
             return []
         try:
-            self._images.embed(awaited, min(max(self._step_s, LEAST_EMBEDDING_S), MOST_EMBEDDING_S))
+            self._images.embed(awaited, self._embedding_budget_s)
         except Exception as error:
             _LOG.exception("embedding pictures failed")
             reason = f"a picture could not be embedded ({type(error).__name__}); the log of the engine says where"
             digests = {image.digest for image in awaited}
             return [self._fail(request, reason) for request in self._showing(digests)]
         return []
+
+    @property
+    def _embedding_budget_s(self) -> float:
+        budget_s = min(max(self._step_s, LEAST_EMBEDDING_S), MOST_EMBEDDING_S)
+        return budget_s if self.limits.max_itl_s is None else min(budget_s, self.limits.max_itl_s * EMBEDDING_SHARE)
 
     def _showing(self, digests: Set[bytes]) -> list[Request]:
         """The running requests with any of these pictures."""

@@ -40,7 +40,7 @@ class GenerateRequest:
 
     `start_channel` is the channel that the first generated token belongs to, so that stop strings match response
     text only; `Channel.TEXT` is plain text without channels. `images` lie in the prompt in their order. `grammar` is
-    what the generated tokens must obey.
+    what the generated tokens must obey. A request of lower `priority` goes first.
     """
 
     request_id: str
@@ -49,6 +49,7 @@ class GenerateRequest:
     start_channel: Channel = Channel.TEXT
     images: tuple[ImageInput, ...] = ()
     grammar: Grammar | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class RequestOutput:
 class Request:
     """The scheduler's record of one live request.
 
-    `arrival_index` orders requests for admission and preemption; `max_total_tokens` bounds prompt plus output.
+    `arrival_index` orders requests of one priority for admission and preemption; `max_total_tokens` bounds prompt plus
+    output. `num_overtaken` counts the later requests that were admitted before this one.
     `token_ids` are prompt and output. `prompt_logprobs[i]` belongs to prompt token i, and grows as the prompt is
     computed. `seed` is the one asked for, or one drawn for this request. `grammar` has taken every token that was
     generated, and stays as it is when the request is preempted. Times are readings of the engine's clock, in
@@ -98,6 +100,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=lambda: [None])
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
+    num_overtaken: int = 0
     first_scheduled_s: float | None = None
     last_token_s: float | None = None
 

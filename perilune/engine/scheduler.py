@@ -1,27 +1,34 @@
 """Who runs in the next step, and with how many tokens.
 
 There are no phases: a request has known tokens that the model has not seen, and a step computes some of them. Decodes
-come first, then prompts in order of arrival, within one budget of tokens. Imports no torch and keeps no clock.
+come first, then prompts, which share what is left of one budget of tokens. Imports no torch and keeps no clock.
 """
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perilune.cache.manager import CacheManager
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence
+from perilune.engine.policy.shares import Claim, share
 from perilune.engine.request import ImageInput, Request, RequestStatus
 
+# A waiting request that cannot run yet lets so many others of its priority pass, each shorter by this factor at least;
+# so many of those that wait are looked at in a step.
+MOST_OVERTAKEN = 32
+OVERTAKER_RATIO = 4
+LOOKAHEAD = 32
 
-def _arrival(request: Request) -> int:
-    return request.arrival_index
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.message.priority, request.arrival_index
 
 
 class Scheduler:
     """Plans steps over waiting and running requests, and asks the cache manager for their room.
 
-    A request is admitted with blocks for all its known tokens, so only decodes need more later. When blocks run out,
-    the youngest request gives up its room, keeps its tokens and waits to compute them again; the oldest request
-    therefore always gets on.
+    Requests stand in order of priority, then of arrival. A request is admitted with blocks for all its known tokens, so
+    only decodes need more later. When blocks run out, the last request gives up its room, keeps its tokens and waits to
+    compute them again; the first request therefore always gets on. Prompts share a step as `share` says.
 
     A prompt is computed up to its first picture that `is_embedded` denies, and waits there while others go on.
     """
@@ -64,7 +71,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request, which must fit the cache when it is alone."""
-        insort(self._waiting, request, key=_arrival)
+        insort(self._waiting, request, key=_order)
 
     def finish(self, request: Request) -> None:
         """Forget a request, wherever it stands, and free what it holds."""
@@ -75,16 +82,23 @@ class Scheduler:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
 
-    def schedule(self) -> ScheduledBatch:
-        """Plan one step; empty only when there is no request, or when all wait for pictures."""
+    def schedule(self, prompt_limit: Callable[[int], int] | None = None) -> ScheduledBatch:
+        """Plan one step; empty only when there is no request, or when all wait for pictures.
+
+        `prompt_limit` says, given how many sequences compute one token, how many prompt tokens the step may have.
+        """
         planned: list[tuple[Request, int]] = []
         num_preempted = self._plan_decodes(planned)
         budget = self._max_num_batched_tokens - len(planned)
-        budget = self._plan_prompts(planned, budget)
+        if prompt_limit is not None:
+            budget = min(budget, prompt_limit(len(planned)))
+        prompts = [request for request in self._running if request.num_pending_tokens > 1]
         if num_preempted == 0:
-            self._admit(planned, budget)
+            self._admit(prompts, budget)
+        counts = share(budget, [self._claim(request) for request in prompts])
+        planned += [(request, count) for request, count in zip(prompts, counts, strict=True) if count > 0]
         assert planned or self.awaited_images or not (self._waiting or self._running), "nothing can run"
-        planned.sort(key=lambda item: (item[1] > 1, item[0].arrival_index))
+        planned.sort(key=lambda item: (item[1] > 1, _order(item[0])))
         return ScheduledBatch(tuple(self._sequence(request, count) for request, count in planned), num_preempted)
 
     def _plan_decodes(self, planned: list[tuple[Request, int]]) -> int:
@@ -99,42 +113,58 @@ class Scheduler:
                 num_preempted += 1
         return num_preempted
 
-    def _plan_prompts(self, planned: list[tuple[Request, int]], budget: int) -> int:
-        for request in self._running:
-            if budget > 0 and request.num_pending_tokens > 1:
-                budget -= self._plan_prompt(request, planned, budget)
-        return budget
-
-    def _plan_prompt(self, request: Request, planned: list[tuple[Request, int]], budget: int) -> int:
-        """Plan tokens of a prompt, up to the first picture that is not embedded; returns how many."""
-        count, first = min(budget, request.num_pending_tokens), request.num_computed_tokens
+    def _claim(self, request: Request) -> Claim:
+        """What a prompt could compute: all, or what comes before the first picture that is not embedded."""
+        ready, first = request.num_pending_tokens, request.num_computed_tokens
         for image in request.message.images:
-            if first < image.end and image.start < first + count and not self._is_embedded(image):
-                count = max(0, image.start - first)
-        if count > 0:
-            planned.append((request, count))
-        return count
+            if first < image.end and image.start < first + ready and not self._is_embedded(image):
+                ready = max(0, image.start - first)
+        return Claim(request.message.priority, request.num_pending_tokens, ready)
 
-    def _admit(self, planned: list[tuple[Request, int]], budget: int) -> None:
-        """Admit waiting requests in order while slots, blocks and budget last.
+    def _admit(self, prompts: list[Request], budget: int) -> None:
+        """Admit waiting requests in order, and into `prompts`, while slots, blocks and budget last.
+
+        One that gets no blocks, or no tokens beside the prompts that run, lets some short ones pass.
+        """
+        held_back: list[Request] = []
+        for request in self._waiting[:LOOKAHEAD]:
+            if budget <= 0 or len(self._running) >= self._max_num_seqs:
+                return
+            if not _may_pass(request, held_back):
+                continue
+            if self._has_share(request, prompts, budget) and self._enter(request):
+                insort(prompts, request, key=_order)
+                for passed in held_back:
+                    passed.num_overtaken += 1
+            else:
+                held_back.append(request)
+            if any(not _may_be_passed(passed) for passed in held_back):
+                return
+
+    def _has_share(self, request: Request, prompts: Sequence[Request], budget: int) -> bool:
+        """Whether a waiting request would compute something beside `prompts`, or would wait for its picture only."""
+        together = sorted((*prompts, request), key=_order)
+        claims, index = [self._claim(prompt) for prompt in together], together.index(request)
+        return share(budget, claims)[index] > 0 or claims[index].num_ready == 0
+
+    def _enter(self, request: Request) -> bool:
+        """Let a waiting request run if the cache has room for it.
 
         A block per running request stays free, so that a newcomer is not preempted at the next block boundary.
         """
-        while self._waiting and budget > 0 and len(self._running) < self._max_num_seqs:
-            request = self._waiting[0]
-            if not self._cache.admit(request.request_id, request.num_tokens, num_spare_blocks=len(self._running)):
-                return
-            self._waiting.pop(0)
-            request.status = RequestStatus.RUNNING
-            insort(self._running, request, key=_arrival)
-            budget -= self._plan_prompt(request, planned, budget)
+        if not self._cache.admit(request.request_id, request.num_tokens, num_spare_blocks=len(self._running)):
+            return False
+        self._waiting.remove(request)
+        request.status = RequestStatus.RUNNING
+        insort(self._running, request, key=_order)
+        return True
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
         self._cache.release(request.request_id)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
-        insort(self._waiting, request, key=_arrival)
+        insort(self._waiting, request, key=_order)
 
     def _sequence(self, request: Request, count: int) -> ScheduledSequence:
         start = request.num_computed_tokens
@@ -147,6 +177,18 @@ class Scheduler:
             needs_token=count == request.num_pending_tokens,
             logprob_targets=_logprob_targets(request, start + count),
         )
+
+
+def _may_pass(request: Request, held_back: Sequence[Request]) -> bool:
+    return all(
+        request.message.priority == passed.message.priority
+        and request.num_tokens * OVERTAKER_RATIO <= passed.num_tokens
+        for passed in held_back
+    )
+
+
+def _may_be_passed(request: Request) -> bool:
+    return request.status is RequestStatus.WAITING and request.num_overtaken < MOST_OVERTAKEN
 
 
 def _logprob_targets(request: Request, seq_len: int) -> range:

@@ -92,7 +92,18 @@ class CountingModel:
         return logits
 
 
-def make_core(*, tokenizer=None, num_blocks=64, block_size=4, max_num_seqs=8, budget=32, max_model_len=200, **options):
+def make_core(
+    *,
+    tokenizer=None,
+    num_blocks=64,
+    block_size=4,
+    max_num_seqs=8,
+    budget=32,
+    max_model_len=200,
+    max_itl_s=None,
+    has_priorities=False,
+    **options,
+):
     """A core over a CountingModel, which is its attribute `model`; `options` go to EngineCore."""
     model = CountingModel()
     storage = CacheStorage(
@@ -105,7 +116,9 @@ def make_core(*, tokenizer=None, num_blocks=64, block_size=4, max_num_seqs=8, bu
     core = EngineCore(
         ModelRunner(model, storage, block_size=block_size),
         CacheManager(num_blocks=num_blocks, block_size=block_size, num_slots=max_num_seqs),
-        CoreLimits(max_num_seqs, budget, max_model_len, VOCAB, (EOS,)),
+        CoreLimits(
+            max_num_seqs, budget, max_model_len, VOCAB, (EOS,), max_itl_s=max_itl_s, has_priorities=has_priorities
+        ),
         tokenizer,
         **options,
     )

@@ -320,3 +320,41 @@ def test_a_stop_string_in_the_reasoning_ends_nothing():
     outputs = run(make_core(tokenizer=byte_tokenizer())[0], [request])["r"]
     assert tokens_of(outputs) == expected_tokens([9], 40)
     assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_priority_is_refused_where_there_are_none_and_goes_first_where_there_are():
+    urgent = replace(message("urgent", [5], max_tokens=3), priority=-1)
+    core, _ = make_core()
+    with pytest.raises(RequestError, match=r"priority is -1.*--scheduling-policy priority") as caught:
+        core.add(urgent)
+    assert caught.value.param == "priority"
+    core, _ = make_core(max_num_seqs=1, has_priorities=True)
+    ended = list(run(core, [message("usual", [5], max_tokens=3), urgent]))
+    assert ended == ["urgent", "usual"]
+
+
+def test_with_a_bound_between_tokens_an_answer_goes_on_in_time_beside_a_long_prompt():
+    """The clock stands still but for the model, which takes 10 ms and 1 ms for each token."""
+    now = [0.0]
+    core, _ = make_core(max_itl_s=0.06, clock=lambda: now[0], budget=400, max_model_len=4000, num_blocks=2000)
+    execute = core._runner.execute
+
+    def take_time(batch):
+        now[0] += 0.01 + 0.001 * batch.num_scheduled_tokens
+        return execute(batch)
+
+    core._runner.execute = take_time
+    core.add(message("chat", [1, 2, 3], max_tokens=80))
+    for _ in range(5):
+        core.step()
+    core.add(message("long", [4] * 1500, max_tokens=1))
+    times, num_steps = [], 0
+    while core.has_work:
+        began = now[0]
+        names = {output.request_id for output in core.step()}
+        num_steps += 1
+        if "chat" in names:
+            times.append(now[0] - began)
+    assert len(times) == 75
+    assert max(times) <= 0.06
+    assert num_steps < 75 + 10, "the long prompt was read beside the answer"

@@ -24,8 +24,10 @@ class Simulation:
         self.num_preempted = 0
         self.finished = []
 
-    def add(self, num_prompt_tokens, num_output_tokens, **params):
-        message = GenerateRequest(f"r{self.num_added}", (7,) * num_prompt_tokens, SamplingParams(**params))
+    def add(self, num_prompt_tokens, num_output_tokens, *, priority=0, **params):
+        message = GenerateRequest(
+            f"r{self.num_added}", (7,) * num_prompt_tokens, SamplingParams(**params), priority=priority
+        )
         total = num_prompt_tokens + num_output_tokens
         request = Request(message, self.num_added, arrival_s=0.0, max_total_tokens=total, seed=0)
         self.num_added += 1
