@@ -14,7 +14,7 @@ OPTIONS = {
     "perilune serve": [
         *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
         *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
-        *["--profile", "--served-model-name", *ENGINE],
+        *["--max-itl", "--profile", "--scheduling-policy", "--served-model-name", *ENGINE],
     ],
     "perilune chat": ["CHECKPOINT", "--api-key", "--image", "--model", "--url", *SAMPLING, *TALKING, *ENGINE],
     "perilune generate": [
