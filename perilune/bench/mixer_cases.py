@@ -1,4 +1,4 @@
-"""Bench cases of the mixers: KDA, latent attention, indexer, convolution, attention among patches."""
+"""Bench cases of the mixers: KDA, latent attention, indexer, convolution, attention of drafts and among patches."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -10,16 +10,20 @@ from perilune.bench.case import CONTEXTS, HEADS, TOKENS, WIDTH, BenchCase, Build
 from perilune.bench.ceilings import Work
 from perilune.ops.case import Layout, scattered_slots, tensors_in
 from perilune.ops.conv import cases as conv
+from perilune.ops.gqa import cases as gqa
 from perilune.ops.kda import cases as kda
 from perilune.ops.mla import cases as mla
 from perilune.ops.packed_rows.cases import packed_pool
 from perilune.ops.packed_rows.layout import DTYPES, EIGHT_BIT
+from perilune.ops.rotary import cases as rotary
 from perilune.ops.vision import cases as vision
 
 _SHARED, _KV_RANK = 64, 512
 _ROW = _KV_RANK + _SHARED
 _INDEX_HEADS, _INDEX_WIDTH, _TOPK = 32, 128, 2048
 _BLOCK = 16
+# a published draft of K3
+_DRAFT_HEADS, _GROUPS, _HEAD_WIDTH = 64, 16, 64
 _PATCHES, _TOWER_HEADS = (1024, 4096), 12
 # decay, delta rule, update and read-out of one state entry, as in models/accounting.py
 _FLOPS_PER_STATE_ENTRY = 7
@@ -189,6 +193,47 @@ def patch_attention(generator: torch.Generator) -> Iterator[BenchCase]:
         yield BenchCase("patch_attention", f"{patches} patches", (arguments,), work, is_cached=True)
 
 
+def _draft(op: str, name: str, arguments: tuple[object, ...]) -> BenchCase:
+    work = Work(sum(tensor.nbytes for tensor in tensors_in(arguments)), 0)
+    return BenchCase(op, name, (arguments,), work, is_cached=True)
+
+
+def gqa_attention(generator: torch.Generator) -> Iterator[BenchCase]:
+    """One row over a context: keys and values are read once."""
+    for context in CONTEXTS:
+        layout = Layout((1,), (context - 1,))
+        case = gqa.GroupedCase(
+            name="", layout=layout, groups=_GROUPS, readers=_DRAFT_HEADS // _GROUPS, width=_HEAD_WIDTH
+        )
+        arguments = gqa.attention_arguments(case.in_bfloat16(), generator)
+        read = 2 * context * _GROUPS * _HEAD_WIDTH
+        work = Work(2 * read, 2 * read * (_DRAFT_HEADS // _GROUPS))
+        yield BenchCase("gqa_attention", f"{context} rows", tuple(rotated(arguments)), work)
+
+
+def gqa_rows(generator: torch.Generator) -> Iterator[BenchCase]:
+    """What a context row caches, after its projections."""
+    for tokens in TOKENS:
+        case = gqa.RowsCase(name="", tokens=tokens, groups=_GROUPS, width=_HEAD_WIDTH).in_bfloat16()
+        yield _draft("gqa_rows", f"{tokens} tokens", gqa.rows_arguments(case, generator))
+
+
+def rotary_turns(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Once in a pass."""
+    for tokens in TOKENS:
+        case = rotary.TurnsCase(name="", layout=Layout((tokens,), (4096,)), pairs=_SHARED // 2)
+        yield _draft("rotary_turns", f"{tokens} tokens", rotary.turns_arguments(case, generator))
+
+
+def rotate(generator: torch.Generator) -> Iterator[BenchCase]:
+    """The queries of latent attention."""
+    for tokens in TOKENS:
+        case = rotary.RotateCase(
+            name="", tokens=tokens, heads=_DRAFT_HEADS, width=WIDTH + _SHARED, turned=_SHARED
+        ).in_bfloat16()
+        yield _draft("rotate", f"{tokens} tokens", rotary.rotate_arguments(case, generator))
+
+
 BUILDERS: dict[str, Builder] = {
     "kda_decay": kda_decay,
     "kda_recurrent": kda_recurrent,
@@ -199,4 +244,8 @@ BUILDERS: dict[str, Builder] = {
     "mla_prefill": mla_prefill,
     "indexer_topk": indexer_topk,
     "patch_attention": patch_attention,
+    "gqa_attention": gqa_attention,
+    "gqa_rows": gqa_rows,
+    "rotary_turns": rotary_turns,
+    "rotate": rotate,
 }

@@ -99,5 +99,6 @@ BUILDERS: dict[str, Builder] = {
     "store_rows": _rows("store_rows", rows.store_rows_arguments),
     "add_rows": _rows("add_rows", rows.pair_arguments),
     "gate_rows": _rows("gate_rows", rows.pair_arguments),
+    "swiglu": _rows("swiglu", rows.pair_arguments),
     "scale_rows": _rows("scale_rows", rows.scale_rows_arguments),
 }

@@ -1,6 +1,6 @@
 """The model: embedding, decoder layers, last mix and norm, logits; and building it from a checkpoint's tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from perilune.ops.moe import DenseExpert, PackedExpert
 
 # Their ops take a weight that is narrower than the activations.
 MATRIX_MODULES = (Linear, Embedding, Router)
+
+# Takes a layer and the stream after it, [T, D]: the live prefix, which starts anew at each attention-residual block.
+Tap = Callable[[int, Tensor], None]
 
 
 class Backbone(nn.Module):
@@ -41,14 +44,16 @@ class Backbone(nn.Module):
         self.output_attn_res_query = MixingQuery(self.output_attn_res_norm, self.output_attn_res_proj)
         self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype)
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """-> final normed hidden states of the wanted rows, [R, D]."""
+    def forward(self, batch: ForwardBatch, tap: Tap | None = None) -> Tensor:
+        """-> final normed hidden states of the wanted rows, [R, D]; `tap` is called after every layer."""
         bank: list[Tensor] = []
         prefix = self.embed_tokens(batch.token_ids)
         if batch.image_rows is not None:
             prefix[batch.image_rows] = batch.image_embeddings
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             bank, prefix = layer(bank, prefix, batch)
+            if tap is not None:
+                tap(index, prefix)
         candidates = [*bank, prefix]
         if not batch.wants_all_logits:
             candidates = [candidate[batch.logits_rows] for candidate in candidates]
@@ -72,9 +77,9 @@ class KimiModel(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype)
         self.vision = None if config.vision is None else VisionModel(config.vision, eps.vision, dtype)
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        """-> logits [R, vocab] of `batch.logits_rows` in the compute dtype."""
-        logits: Tensor = self.lm_head(self.model(batch))
+    def forward(self, batch: ForwardBatch, tap: Tap | None = None) -> Tensor:
+        """-> logits [R, vocab] of `batch.logits_rows` in the compute dtype; `tap` sees the stream after every layer."""
+        logits: Tensor = self.lm_head(self.model(batch, tap))
         return logits
 
     def way(self, longest: int) -> int:

@@ -11,6 +11,8 @@ _HOMES = {
     "gate_rows": "rows",
     "gated_rms_norm": "norm",
     "gelu_tanh": "vision",
+    "gqa_attention": "gqa",
+    "gqa_rows": "gqa",
     "indexer_topk": "indexer",
     "kda_chunk": "kda",
     "kda_decay": "kda",
@@ -28,12 +30,15 @@ _HOMES = {
     "penalize": "sampling",
     "quantize_rows": "linear",
     "rms_norm": "norm",
+    "rotary_turns": "rotary",
+    "rotate": "rotary",
     "sample_tokens": "sampling",
     "scale_rows": "rows",
     "short_conv": "conv",
     "situ": "moe",
     "store_packed_rows": "packed_rows",
     "store_rows": "rows",
+    "swiglu": "rows",
 }
 
 __all__ = sorted(_HOMES)

@@ -24,7 +24,7 @@ def test_stored_rows_replace_those_of_their_slots_and_no_others(op_name, case):
     assert torch.equal(pool.view(-1, width), expected)
 
 
-@cases("add_rows", "gate_rows", "scale_rows")
+@cases("add_rows", "gate_rows", "scale_rows", "swiglu")
 def test_row_ops_follow_their_formulas(op_name, case):
     x, other = make_arguments(op_name, case)
     y, _ = call(op_name, (x, other))
@@ -32,15 +32,18 @@ def test_row_ops_follow_their_formulas(op_name, case):
         "add_rows": lambda: x.double() + other.double(),
         "gate_rows": lambda: x.double() / (1 + torch.exp(-other.double())),
         "scale_rows": lambda: x.double() * other,
+        "swiglu": lambda: x.double() / (1 + torch.exp(-x.double())) * other.double(),
     }
     assert y.dtype is (torch.float32 if op_name == "scale_rows" else case.dtype)
     tolerance = case_named("gate_rows", "one row, bfloat16").tolerance if case.dtype is torch.bfloat16 else None
     assert_close(formulas[op_name](), y, tolerance or case_named("gate_rows", "one row").tolerance)
 
 
-@pytest.mark.parametrize("op_name", ["add_rows", "gate_rows"])
+@pytest.mark.parametrize("op_name", ["add_rows", "gate_rows", "swiglu"])
 def test_gradients_are_those_of_the_formulas(op_name):
     def naive(x, z):
+        if op_name == "swiglu":
+            return x * torch.sigmoid(x) * z
         return x + z if op_name == "add_rows" else x * torch.sigmoid(z)
 
     given = make_arguments(op_name, case_named("gate_rows", "odd width"))

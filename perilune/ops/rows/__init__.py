@@ -6,6 +6,7 @@ store_rows(pool, slots, rows): row slots[t] of pool [..., D], counted over all l
 add_rows(x, z) -> x + z, both of one shape and dtype.
 gate_rows(x, gate) -> x * sigmoid(gate), both of one shape and dtype; the sigmoid is rounded to it too.
 scale_rows(x, factor) -> x * factor in float32.
+swiglu(gate, up) -> gate * sigmoid(gate), rounded to their dtype, times up; both of one shape.
 """
 
 import torch
@@ -29,6 +30,7 @@ store_rows = Op(
 add_rows = Op("add_rows", reference.add_rows, key=lambda x, z: tensor_key(x, z))
 gate_rows = Op("gate_rows", reference.gate_rows, key=lambda x, gate: tensor_key(x, gate))
 scale_rows = Op("scale_rows", reference.scale_rows, key=lambda x, factor: tensor_key(x))
+swiglu = Op("swiglu", reference.swiglu, key=lambda gate, up: tensor_key(gate, up))
 
 register(embed_rows, native.embed_rows, native.supports_embed_rows)
 register(store_rows, native.store_rows, native.supports_store_rows)

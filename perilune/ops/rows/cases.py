@@ -69,5 +69,6 @@ TABLES = {
     "store_rows": CaseTable(EXACT_CASES, store_rows_arguments),
     "add_rows": CaseTable(_NOT_CONVERTING, pair_arguments),
     "gate_rows": CaseTable(CASES, pair_arguments),
+    "swiglu": CaseTable(CASES, pair_arguments),
     "scale_rows": CaseTable(_NOT_CONVERTING, scale_rows_arguments),
 }

@@ -25,6 +25,11 @@ def gate_rows(x: Tensor, gate: Tensor) -> Tensor:
     return x * torch.sigmoid(gate)
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """SiLU of the gate, rounded, times up."""
+    return F.silu(gate) * up
+
+
 def scale_rows(x: Tensor, factor: float) -> Tensor:
     """float32."""
     return x.float() * factor

@@ -1,0 +1,43 @@
+"""A target and its draft as one model to whoever runs passes: every pass also leaves the draft's context rows."""
+
+import torch
+from torch import Tensor
+
+from perilune import ops
+from perilune.cache.spec import CacheGroupSpec
+from perilune.models.draft.model import DraftModel
+from perilune.models.inputs import ForwardBatch
+from perilune.models.model import KimiModel
+
+
+class TappedModel:
+    """The target's passes, whose streams after the tapped layers become context rows of `draft`."""
+
+    def __init__(self, target: KimiModel, draft: DraftModel):
+        self.target, self.draft = target, draft
+        self._places = {layer: place for place, layer in enumerate(draft.config.target_layer_ids)}
+        self._slots = torch.empty(len(self._places), 0, dtype=torch.int64)
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
+        """Those of the target and of the draft."""
+        return (*self.target.cache_groups(), *self.draft.cache_groups())
+
+    def way(self, longest: int) -> int:
+        """As the target's."""
+        return self.target.way(longest)
+
+    def __call__(self, batch: ForwardBatch) -> Tensor:
+        """-> the target's logits [R, vocab]; writes the rows of both models into `batch.cache`."""
+        num_tokens, num_taps = batch.token_ids.shape[0], len(self._places)
+        if self._slots.shape[1] < num_tokens:  # kept, so that a recorded pass finds them
+            self._slots = torch.arange(num_taps * num_tokens).view(num_tokens, num_taps).T.contiguous()
+        taps = torch.empty(num_tokens, num_taps, self.draft.config.hidden_size, dtype=self.draft.dtype)
+
+        def tap(layer: int, prefix: Tensor) -> None:
+            place = self._places.get(layer)
+            if place is not None:
+                ops.store_rows(taps, self._slots[place, :num_tokens], prefix)
+
+        logits = self.target(batch, tap)
+        self.draft.write_context(taps.view(num_tokens, -1), batch)
+        return logits
