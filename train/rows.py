@@ -4,7 +4,7 @@ One conversation to a row, filled with whole exchanges; what is left over is pad
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -71,7 +71,7 @@ class ChatRenderer:
         mask = (False,) * num_given + (True,) * (len(assistant) - len(stub))
         return Row((*user, *assistant), mask)
 
-    def _encode(self, segments: list[Segment]) -> list[int]:
+    def _encode(self, segments: Iterable[Segment]) -> list[int]:
         return encode_segments(segments, self._tokenizer)
 
     def _fixed(self, segments: list[Segment]) -> list[int]:

@@ -24,6 +24,7 @@ from perilune.server.responses.request import read_request as read_responses
 from perilune.server.responses.schema import ResponsesRequest
 from perilune.server.settings import ServerSettings
 from perilune.server.stream import EventStream
+from perilune.text.prompt.room import Room
 from perilune.text.tokenizer import Tokenizer
 
 ANTHROPIC_PREFIXES = ("/v1", "/anthropic/v1")
@@ -132,7 +133,8 @@ def anthropic_routes(
             chat, places = read_messages(decode_body(body, CountTokensRequest))
             with places.translated():
                 check_model(chat.model, client.model)
-                return len(chat_prompt(chat, tokenizer, settings, client.model.media).token_ids)
+                room = Room(client.model.max_model_len, tokenizer, counts_only=True)
+                return len(chat_prompt(chat, tokenizer, settings, client.model.media, room).token_ids)
 
         return json_response({"input_tokens": await bodies.read(request, count)})
 

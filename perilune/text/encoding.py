@@ -1,6 +1,6 @@
 """A conversation in the model's own format: which segments a chat request becomes, and in which order."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perilune.text.channels import Channel
@@ -12,6 +12,7 @@ from perilune.text.prompt.calls import tools_channel
 from perilune.text.prompt.effort import thinking_effort
 from perilune.text.prompt.output_format import OutputFormat, output_format_message, parse_output_format
 from perilune.text.prompt.results import order_results
+from perilune.text.prompt.room import Room
 from perilune.text.prompt.segments import (
     PlacedPicture,
     Segment,
@@ -71,13 +72,14 @@ def encode_chat(
     tool_choice: object = None,
     response_format: object = None,
     images: ImageReader | None = None,
+    room: Room | None = None,
 ) -> EncodedPrompt:
     """Encode a conversation and what opens the answer; `effort` counts only with `thinking`.
 
     `tools`, `tool_choice` and `response_format` are those of the OpenAI API; a tool choice that names a tool tells
     the model that it must call. A last assistant message with `partial: true` is left open to be continued. Raises
     RequestError naming the field. `images` opens the pictures of user messages, of which no more than the headers are
-    read here; None for a model that sees none.
+    read here; None for a model that sees none. `room` refuses a prompt that is too long before it is encoded.
     """
     toolbox = Toolbox()
     declared = () if tools is None else toolbox.declare(tools, "tools")
@@ -85,17 +87,21 @@ def encode_chat(
     choice = parse_tool_choice(tool_choice, toolbox)
     form = parse_output_format(response_format)
     last = history[-1]
-    body = tool_declaration(declared, "tools") if declared else []
-    body += thinking_effort(effort) if thinking else []
+    body = _Collected(room)
+    body.add(tool_declaration(declared, "tools") if declared else [], "tools")
+    body.add(thinking_effort(effort) if thinking else [], "reasoning_effort")
     for index, message in enumerate(history[:-1] if last.is_partial else history):
-        body += message_segments(message, thinking, f"messages[{index}]")
-    body += [*tool_choice_message(choice), *output_format_message(form)]
+        body.add(message_segments(message, thinking, f"messages[{index}]"), f"messages[{index}]")
+    body.add(tool_choice_message(choice), "tool_choice")
+    body.add(output_format_message(form), "response_format")
     if last.is_partial:
-        stub, start = partial_segments(last, thinking)
+        opening, start = partial_segments(last, thinking)
     else:
-        body += open_message("assistant")
-        stub, start = _opening(thinking)
-    body_ids, stub_ids = encode_segments(body, tokenizer), encode_segments(stub, tokenizer)
+        body.add(open_message("assistant"), "messages")
+        opening, start = _opening(thinking)
+    stub = _Collected(room)
+    stub.add(opening, f"messages[{len(history) - 1}]")
+    body_ids, stub_ids = body.encode(tokenizer), stub.encode(tokenizer)
     return EncodedPrompt(
         token_ids=(*body_ids, *stub_ids),
         start_channel=start,
@@ -103,20 +109,46 @@ def encode_chat(
         tools=toolbox.callable_with(choice),
         choice=choice,
         form=form,
-        segments=(*body, *stub),
-        pictures=tuple(place_pictures(body, body_ids, tokenizer)),
+        segments=(*body.segments, *stub.segments),
+        pictures=tuple(place_pictures(body.segments, body_ids, tokenizer)),
     )
 
 
-def message_segments(message: ChatMessage, thinking: bool, field: str = "message") -> list[Segment]:
+class _Collected:
+    """Segments in their order, for as long as there is room."""
+
+    def __init__(self, room: Room | None):
+        self.segments: list[Segment] = []
+        self._room = room
+
+    def add(self, segments: Iterable[Segment], field: str) -> None:
+        for segment in segments:
+            if self._room is not None:
+                self._room.take(segment.text, field)
+            self.segments.append(segment)
+
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        if self._room is None:
+            return encode_segments(self.segments, tokenizer)
+        ids = encode_segments(self.segments, tokenizer, self._room.at_most)
+        self._room.check(len(ids))
+        return ids
+
+
+def message_segments(message: ChatMessage, thinking: bool, field: str = "message") -> Iterator[Segment]:
     """One message of the history; `field` names it where its tools cannot be written."""
     if message.tools:
-        return new_tool_declaration(message.tools, f"{field}.tools")
-    body = _content(message)
+        yield from new_tool_declaration(message.tools, f"{field}.tools")
+        return
+    yield from open_message(message.role, _attributes(message))
     if message.role == "assistant":
-        body = element("think", _reasoning(message)) if thinking else []
-        body += [*element("response", message.content), *tools_channel(message.tool_calls)]
-    return [*open_message(message.role, _attributes(message)), *body, *close_message()]
+        if thinking:
+            yield from element("think", _reasoning(message))
+        yield from element("response", message.content)
+        yield from tools_channel(message.tool_calls)
+    else:
+        yield from _content(message)
+    yield from close_message()
 
 
 def partial_segments(message: ChatMessage, thinking: bool) -> tuple[list[Segment], Channel]:

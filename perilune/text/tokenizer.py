@@ -64,6 +64,7 @@ class Tokenizer:
         for token, rank in ranks.items():
             self._bytes[rank] = token
         self._bytes += [name.encode() for name in names]
+        self.max_token_bytes = max(map(len, self._bytes))
         self._names = names
         self.num_ranks = len(ranks)
         self.vocab_size = len(self._bytes)
@@ -99,23 +100,33 @@ class Tokenizer:
             check_config_ids(config_path, tokenizer.special_ids, tokenizer.vocab_size)
         return tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Encode content; every id is below `num_ranks`. Raises RequestError for lone surrogates."""
+    def encode(self, text: str, at_most: int | None = None) -> list[int]:
+        """Encode content; every id is below `num_ranks`. Raises RequestError for lone surrogates.
+
+        More than `at_most` ids are the beginning of a longer result: the rest is not encoded.
+        """
         check_encodable(text)
         ids: list[int] = []
         for piece in cut(text):
             ids += self._encode_piece(piece)
+            if at_most is not None and len(ids) > at_most:
+                break
         return ids
 
-    def encode_markup(self, text: str) -> list[int]:
-        """Encode text in which names of control tokens stand for those tokens; the rest is content."""
+    def encode_markup(self, text: str, at_most: int | None = None) -> list[int]:
+        """Encode text in which names of control tokens stand for those tokens; the rest is content.
+
+        `at_most` is as in `encode`.
+        """
         ids: list[int] = []
         end = 0
         for match in self._markup.finditer(text):
-            ids += self.encode(text[end : match.start()])
+            ids += self.encode(text[end : match.start()], at_most)
             ids.append(self.special_ids[match.group()])
             end = match.end()
-        return ids + self.encode(text[end:])
+            if at_most is not None and len(ids) > at_most:
+                return ids
+        return ids + self.encode(text[end:], at_most)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token; ids past the vocabulary (padding of the embedding) count as such."""

@@ -141,3 +141,24 @@ def test_bad_requests_leave_a_running_answer_alone(serve, tokenizer):
         text = response.read().decode()
     assert text.endswith("data: [DONE]\n\n")
     assert '"finish_reason":"stop"' in text
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_thirty_megabytes_of_text_are_refused_before_they_are_encoded(serve, path, tokenizer, monkeypatch):
+    encoded = []
+    encode = tokenizer.encode
+    monkeypatch.setattr(tokenizer, "encode", lambda text, *more: encoded.append(len(text)) or encode(text, *more))
+    name = "prompt" if path == "/v1/completions" else conversation(path)
+    text = "hello " * 5_000_000
+    body = with_field(path, name, text if name == "prompt" else [{"role": "user", "content": text}])
+    server = serve()
+    answer = server.http.post(path, content=body)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert "512 tokens" in error["message"]
+    field = "prompt" if name == "prompt" else f"{name}[0]"
+    assert field in error["message"]
+    if path not in ("/v1/messages", "/v1/messages/count_tokens"):
+        assert (error["param"], error["code"]) == (field, "context_length_exceeded")
+    assert sum(encoded) < 1000
+    assert server.engine.requests == []

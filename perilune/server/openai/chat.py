@@ -31,6 +31,7 @@ from perilune.server.openai.validate import (
 from perilune.server.settings import ServerSettings
 from perilune.server.stream import DONE, frame
 from perilune.text.channels import Channel, collect
+from perilune.text.prompt.room import Room
 from perilune.text.tokenizer import Tokenizer
 
 DEFAULT_TOP_P = 0.95
@@ -74,7 +75,7 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
         logprobs=num_top_logprobs,
         default_top_p=DEFAULT_TOP_P,
     )
-    prompt = chat_prompt(request, tokenizer, settings, model.media)
+    prompt = chat_prompt(request, tokenizer, settings, model.media, Room(model.max_model_len, tokenizer))
     grammar = grammar_of_chat(request, prompt, tokenizer)
     check_context(len(prompt.token_ids), max_tokens, model, "messages")
     images = prompt.load_images()

@@ -26,7 +26,8 @@ from perilune.server.openai.validate import (
 )
 from perilune.server.settings import ServerSettings
 from perilune.server.stream import DONE, frame
-from perilune.text.tokenizer import Detokenizer, Tokenizer
+from perilune.text.prompt.room import Room
+from perilune.text.tokenizer import Detokenizer, Tokenizer, check_encodable
 
 # what the OpenAI API documents as its default
 DEFAULT_MAX_TOKENS = 16
@@ -204,7 +205,12 @@ def _answer(index: int, text: str, state: CompletionText, tokens: Sequence[Token
 
 def _prompt_ids(prompt: str | list[int], tokenizer: Tokenizer, model: ModelInfo) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(tokenizer.encode_markup(prompt))
+        check_encodable(prompt, "prompt")
+        room = Room(model.max_model_len, tokenizer)
+        room.take(prompt, "prompt")
+        token_ids = tokenizer.encode_markup(prompt, room.at_most)
+        room.check(len(token_ids))
+        return tuple(token_ids)
     check_token_ids(prompt, model.vocab_size, "prompt")
     return tuple(prompt)
 

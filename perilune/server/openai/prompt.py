@@ -7,15 +7,21 @@ from perilune.server.openai.thinking import thinking_mode
 from perilune.server.settings import ServerSettings
 from perilune.text.encoding import EncodedPrompt, encode_chat
 from perilune.text.images.reader import ImageReader
+from perilune.text.prompt.room import Room
 from perilune.text.tokenizer import Tokenizer
 
 
 def chat_prompt(
-    request: AsksForChat, tokenizer: Tokenizer, settings: ServerSettings, media: MediaConfig | None
+    request: AsksForChat,
+    tokenizer: Tokenizer,
+    settings: ServerSettings,
+    media: MediaConfig | None,
+    room: Room | None = None,
 ) -> EncodedPrompt:
     """Encode the conversation and everything else that the model sees; RequestError names the field that is wrong.
 
-    `media` says how the model wants pictures, whose headers are read here; None for a model that sees none.
+    `media` says how the model wants pictures, whose headers are read here; None for a model that sees none. Without
+    `room` a prompt of any length is encoded.
     """
     thinking = thinking_mode(request)
     if len(request.messages) > settings.max_messages:
@@ -32,4 +38,5 @@ def chat_prompt(
         tool_choice=request.tool_choice,
         response_format=request.response_format,
         images=None if media is None else ImageReader(media, allows_web=settings.allow_image_urls),
+        room=room,
     )

@@ -10,7 +10,8 @@ from perilune.server.openai.prompt import chat_prompt
 from perilune.server.openai.schema import TokenizeChatRequest, TokenizeRequest
 from perilune.server.openai.validate import check_model, decode_body
 from perilune.server.settings import ServerSettings
-from perilune.text.tokenizer import Tokenizer
+from perilune.text.prompt.room import Room
+from perilune.text.tokenizer import Tokenizer, check_encodable
 
 
 class _Kind(msgspec.Struct):
@@ -22,13 +23,16 @@ class _Kind(msgspec.Struct):
 def tokenize(body: bytes, model: ModelInfo, tokenizer: Tokenizer, settings: ServerSettings) -> dict[str, Any]:
     """The token ids of the body's `prompt`, in which names of control tokens stand for those, or of its chat."""
     asked: TokenizeRequest | TokenizeChatRequest
+    room = Room(model.max_model_len, tokenizer, counts_only=True)
     if _is_chat(body):
         asked = decode_body(body, TokenizeChatRequest)
         check_model(asked.model, model)
-        token_ids = list(chat_prompt(asked, tokenizer, settings, model.media).token_ids)
+        token_ids = list(chat_prompt(asked, tokenizer, settings, model.media, room).token_ids)
     else:
         asked = decode_body(body, TokenizeRequest)
         check_model(asked.model, model)
+        check_encodable(asked.prompt, "prompt")
+        room.take(asked.prompt, "prompt")
         token_ids = tokenizer.encode_markup(asked.prompt)
     return {
         "count": len(token_ids),

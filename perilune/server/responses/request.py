@@ -36,6 +36,7 @@ def read_request(request: ResponsesRequest) -> tuple[ChatRequest, Echo, Places]:
     for name in request.include or ():
         check_word(name, INCLUDABLE, "include")
     places = Places(max_completion_tokens="max_output_tokens", reasoning_effort="reasoning.effort")
+    places.note("messages", "input")
     places.note("response_format", "text.format")
     places.note("response_format.json_schema", "text.format")
     shows_logprobs = LOGPROBS in (request.include or ())

@@ -1,7 +1,7 @@
 """The calls of an earlier answer: read from a message and written into the tools channel."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perilune.errors import RequestError
@@ -51,19 +51,19 @@ def parse_tool_calls(calls: object, field: str) -> tuple[ToolCall, ...]:
     return tuple(parsed)
 
 
-def tools_channel(calls: tuple[ToolCall, ...]) -> list[Segment]:
+def tools_channel(calls: tuple[ToolCall, ...]) -> Iterator[Segment]:
     """The channel that holds the calls of one answer, numbered from 1; nothing without calls."""
     if not calls:
-        return []
-    segments = open_tag("tools")
+        return
+    yield from open_tag("tools")
     for index, call in enumerate(calls, start=1):
-        segments += open_tag("call", {"tool": call.name, "index": str(index)})
+        yield from open_tag("call", {"tool": call.name, "index": str(index)})
         if call.raw is not None:
-            segments += element("json", call.raw, {"type": "object"})
+            yield from element("json", call.raw, {"type": "object"})
         for argument in call.arguments:
-            segments += element("argument", argument.text, {"key": argument.key, "type": argument.type})
-        segments += close_tag("call")
-    return [*segments, *close_tag("tools")]
+            yield from element("argument", argument.text, {"key": argument.key, "type": argument.type})
+        yield from close_tag("call")
+    yield from close_tag("tools")
 
 
 def _parse_call(call: Mapping[str, object], field: str) -> ToolCall:

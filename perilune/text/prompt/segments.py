@@ -32,16 +32,18 @@ class PlacedPicture:
     picture: Picture
 
 
-def encode_segments(segments: Iterable[Segment], tokenizer: Tokenizer) -> list[int]:
-    """Token ids of the segments, each encoded alone."""
+def encode_segments(segments: Iterable[Segment], tokenizer: Tokenizer, at_most: int | None = None) -> list[int]:
+    """Token ids of the segments, each encoded alone; more than `at_most` are only the first ones."""
     ids: list[int] = []
     for segment in segments:
+        if at_most is not None and len(ids) > at_most:
+            break
         if segment.picture is not None:
             ids += [tokenizer.special_ids[segment.text]] * segment.picture.size.num_tokens
         elif segment.is_markup:
             ids.append(tokenizer.special_ids[segment.text])
         else:
-            ids += tokenizer.encode(segment.text)
+            ids += tokenizer.encode(segment.text, at_most)
     return ids
 
 
