@@ -14,6 +14,7 @@ OPTIONS = {
     "perilune serve": [
         *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
         *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
+        *["--log-format", "--log-level"],
         *["--max-itl", "--profile", "--scheduling-policy", "--served-model-name", *ENGINE],
     ],
     "perilune chat": ["CHECKPOINT", "--api-key", "--image", "--model", "--url", *SAMPLING, *TALKING, *ENGINE],

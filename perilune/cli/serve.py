@@ -6,6 +6,7 @@ import typer
 
 from perilune import env
 from perilune.cli import options
+from perilune.server.operations.log_format import LogFormat, LogLevel, configure_logs
 
 
 def serve_command(
@@ -47,6 +48,8 @@ def serve_command(
         typer.Option(help="Allowed sampling: open (any), kimi (as Moonshot's own service) or kvv."),
     ] = "open",
     drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,
+    log_format: Annotated[LogFormat, typer.Option(help="Lines of stderr: text or json.")] = LogFormat.TEXT,
+    log_level: Annotated[LogLevel, typer.Option(help="The least serious lines that are written.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model with the OpenAI API."""
     from perilune.cli.backend import start_engine
@@ -55,6 +58,7 @@ def serve_command(
     from perilune.server.process import Server, bind
     from perilune.server.settings import ServerSettings
 
+    configure_logs(log_format, log_level)
     settings = ServerSettings(
         api_key=env.api_key() if api_key is None else api_key,
         drain_timeout_s=drain_timeout,

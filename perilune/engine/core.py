@@ -233,10 +233,10 @@ class EngineCore:
         try:
             self._images.embed(awaited, self._embedding_budget_s)
         except Exception as error:
-            _LOG.exception("embedding pictures failed")
+            showing = self._showing({image.digest for image in awaited})
+            _LOG.exception("embedding pictures failed", extra=_log_ids(showing))
             reason = f"a picture could not be embedded ({type(error).__name__}); the log of the engine says where"
-            digests = {image.digest for image in awaited}
-            return [self._fail(request, reason) for request in self._showing(digests)]
+            return [self._fail(request, reason) for request in showing]
         return []
 
     @property
@@ -258,7 +258,8 @@ class EngineCore:
         try:
             result = self._runner.execute(batch)
         except Exception as error:
-            _LOG.exception("a step of %d requests failed", len(batch.sequences))
+            requests = [sequence.request for sequence in batch.sequences]
+            _LOG.exception("a step of %d requests failed", len(requests), extra=_log_ids(requests))
             reason = f"a step of the engine failed ({type(error).__name__}); its log says where"
             return [self._fail(sequence.request, reason) for sequence in batch.sequences]
         self._step_s = self._clock() - began_s
@@ -301,7 +302,7 @@ class EngineCore:
         try:
             reason, stop_reason = self._end(request, sampled.token_id)
         except Exception as error:
-            _LOG.exception("the text of request %s failed", request.request_id)
+            _LOG.exception("the text of request %s failed", request.request_id, extra=_log_ids([request]))
             return self._fail(request, f"the text failed: {type(error).__name__}: {error}")
         if reason is not None:
             return self._finish(request, reason, sampled, stop_reason=stop_reason)
@@ -339,6 +340,11 @@ class EngineCore:
         del self._live[request.request_id]
         self._recorder.on_finish(request, reason, self._clock())
         return _output(request, sampled, reason=reason, stop_reason=stop_reason, error=error)
+
+
+def _log_ids(requests: Sequence[Request]) -> dict[str, str]:
+    """What a log line needs to be found under every request it is about."""
+    return {"request_id": " ".join(request.message.log_id or request.request_id for request in requests)}
 
 
 def _output(

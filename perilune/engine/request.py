@@ -40,7 +40,7 @@ class GenerateRequest:
 
     `start_channel` is the channel that the first generated token belongs to, so that stop strings match response
     text only; `Channel.TEXT` is plain text without channels. `images` lie in the prompt in their order. `grammar` is
-    what the generated tokens must obey. A request of lower `priority` goes first.
+    what the generated tokens must obey. A request of lower `priority` goes first. Log lines about it carry `log_id`.
     """
 
     request_id: str
@@ -50,6 +50,7 @@ class GenerateRequest:
     images: tuple[ImageInput, ...] = ()
     grammar: Grammar | None = None
     priority: int = 0
+    log_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from perilune.server.openai.schema import (
 )
 from perilune.server.openai.tokenize import describe, tokenize
 from perilune.server.openai.validate import check_model, check_token_ids, decode_body
+from perilune.server.operations.request_log import RequestLog
 from perilune.server.responses.schema import ResponsesRequest
 from perilune.server.settings import ServerSettings
 from perilune.text.tokenizer import Tokenizer
@@ -72,6 +73,7 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     app.include_router(_model_routes(client), dependencies=guarded)
     app.include_router(_tokenizer_routes(client, tokenizer, settings), dependencies=guarded)
     describe_bodies(app, BODIES)
+    app.add_middleware(RequestLog)
     return app
 
 

@@ -4,8 +4,10 @@ Whoever opens a `FanOut` owns it; leaving it, for whatever reason, ends every en
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -15,7 +17,9 @@ from starlette.types import Receive
 from perilune.engine.client import EngineClient
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput
 from perilune.errors import RequestError
+from perilune.server.operations.log_format import CURRENT_REQUEST_ID
 
+LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Arrival = tuple[int, RequestOutput] | Exception
@@ -30,6 +34,7 @@ class FanOut:
     def __init__(self, client: EngineClient, requests: Sequence[GenerateRequest], live: "set[FanOut]"):
         self._client = client
         self._requests = requests
+        self._last: dict[int, RequestOutput] = {}
         self._live = live
         self._arrivals: asyncio.Queue[Arrival] = asyncio.Queue()
         self._num_open = len(requests)
@@ -49,6 +54,19 @@ class FanOut:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        LOG.info("generated", extra=self._summary())
+
+    def _summary(self) -> dict[str, object]:
+        """The counts of what was generated, also of requests that were left."""
+        outputs = self._last.values()
+        reasons = [output.finish_reason.value for output in outputs if output.finish_reason is not None]
+        return {
+            "ids": ",".join(request.request_id for request in self._requests),
+            "prompt_tokens": sum(len(request.prompt_token_ids) for request in self._requests),
+            "cached_tokens": sum(output.num_cached_tokens for output in outputs),
+            "output_tokens": sum(output.num_output_tokens for output in outputs),
+            "finished": ",".join(reasons + ["left"] * (len(self._requests) - len(reasons))),
+        }
 
     def interrupt(self, error: Exception) -> None:
         """Make the iteration raise `error` next."""
@@ -70,6 +88,7 @@ class FanOut:
         try:
             async with aclosing(stream):
                 async for output in stream:
+                    self._last[index] = output
                     self._arrivals.put_nowait(_failure(output) or (index, output))
         except Exception as error:
             self._arrivals.put_nowait(error)
@@ -84,7 +103,8 @@ class Dispatcher:
 
     def open(self, requests: Sequence[GenerateRequest]) -> FanOut:
         """Requests ready to run; what the engine refuses is raised on entering the result."""
-        return FanOut(self._client, requests, self._live)
+        log_id = CURRENT_REQUEST_ID.get()
+        return FanOut(self._client, [replace(request, log_id=log_id) for request in requests], self._live)
 
     def interrupt_all(self, reason: str) -> None:
         """End every answer in progress with an error that says why."""

@@ -26,6 +26,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                # its loggers pass their lines on to whatever the process has set up
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=int(drain_timeout_s) + LAST_WORDS_S,

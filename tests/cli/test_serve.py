@@ -1,5 +1,6 @@
 """`perilune serve` from end to end: a checkpoint, a process, the official client."""
 
+import json
 import os
 import re
 import signal
@@ -39,7 +40,7 @@ class Served:
 def served(tiny_checkpoint):
     command = [sys.executable, "-m", "perilune.cli.main", "serve", str(tiny_checkpoint), "--port", "0"]
     command += ["--max-num-seqs", "4", "--num-blocks", "64", "--max-model-len", "512", "--dtype", "float32"]
-    command += ["--threads", "1", "--drain-timeout", "20"]
+    command += ["--threads", "1", "--drain-timeout", "20", "--log-format", "json"]
     environment = {**os.environ, "PERILUNE_API_KEY": "k"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     line = process.stdout.readline()
@@ -91,7 +92,9 @@ def test_a_checkpoint_is_served_from_start_to_stop(served):
     chunks = list(stream)
     assert chunks[-1].choices[0].finish_reason in ("length", "stop"), "answers in progress finish"
     assert served.process.wait(DEADLINE_S) == 0
-    assert served.process.stderr.read() == ""
+    lines = [json.loads(line) for line in served.process.stderr.read().splitlines()]
+    assert {line["level"] for line in lines} == {"info"}
+    assert all(line["request_id"] for line in lines)
 
 
 def test_a_taken_port_is_known_before_a_model_is_loaded(tmp_path):

@@ -218,6 +218,18 @@ def test_nothing_of_a_failed_request_is_left_for_those_that_get_its_room():
         assert tokens_of(good) == expected_tokens([4, 5], 20)
 
 
+def test_log_lines_of_the_engine_name_the_requests_as_their_clients_do(caplog):
+    core, _ = make_core()
+
+    def fail(batch):
+        raise ValueError
+
+    core._runner.execute = fail
+    run(core, [replace(message("r", [1]), log_id="mine"), message("s", [2])])
+    (record,) = [record for record in caplog.records if record.exc_info]
+    assert record.request_id == "mine s"
+
+
 def test_a_step_that_raises_fails_its_requests_and_the_core_goes_on():
     core, _ = make_core(max_num_seqs=2)
     outputs = run(core, [message("a", [1, 2]), message("crash", [CRASH_TOKEN]), message("later", [7], max_tokens=6)])

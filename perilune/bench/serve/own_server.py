@@ -26,7 +26,8 @@ def own_server(arguments: Sequence[str]) -> Iterator[OwnServer]:
 
     What the server says on stderr goes to ours. ConfigError when it ends before it serves.
     """
-    command = [sys.executable, "-m", "perilune", "serve", *arguments, "--host", "127.0.0.1", "--port", "0"]
+    command = [sys.executable, "-m", "perilune", "serve", "--host", "127.0.0.1", "--port", "0"]
+    command += ["--log-level", "warning", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
