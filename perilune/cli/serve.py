@@ -1,6 +1,7 @@
 """`perilune serve`: the server with a checkpoint behind it."""
 
-from typing import Annotated
+from socket import socket
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -8,45 +9,55 @@ from perilune import env
 from perilune.cli import options
 from perilune.server.operations.log_format import LogFormat, LogLevel, configure_logs
 
+if TYPE_CHECKING:
+    from perilune.engine.client import EngineClient
+    from perilune.server.settings import ServerSettings
+    from perilune.text.tokenizer import Tokenizer
+
+ApiKey = Annotated[
+    str | None, typer.Option(help="Key that clients must send; PERILUNE_API_KEY by default.", show_default=False)
+]
+ServedModelName = Annotated[
+    str | None, typer.Option(help="Name of the model for clients; that of its directory by default.")
+]
+MaxItl = Annotated[
+    float | None,
+    typer.Option(help="Most milliseconds between two tokens of an answer while prompts are read; no bound by default."),
+]
+SchedulingPolicy = Annotated[
+    str, typer.Option(help="fcfs: in order of arrival; priority: by the priority of requests first.")
+]
+AllowImageUrls = Annotated[
+    bool, typer.Option("--allow-image-urls", help="Fetch pictures that requests name by public web addresses.")
+]
+Profile = Annotated[
+    str,
+    typer.Option(help="Allowed sampling: open (any), kimi (as Moonshot's own service) or kvv."),
+]
+
 
 def serve_command(
     checkpoint: options.Checkpoint = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.", min=0, max=65535)] = 8000,
-    api_key: Annotated[
-        str | None, typer.Option(help="Key that clients must send; PERILUNE_API_KEY by default.", show_default=False)
-    ] = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(help="Name of the model for clients; that of its directory by default.")
-    ] = None,
+    api_key: ApiKey = None,
+    served_model_name: ServedModelName = None,
     max_num_seqs: Annotated[int, typer.Option(help="Most requests that run at once.", min=1)] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.", min=1)] = 512,
-    max_itl: Annotated[
-        float | None,
-        typer.Option(
-            help="Most milliseconds between two tokens of an answer while prompts are read; no bound by default."
-        ),
-    ] = None,
-    scheduling_policy: Annotated[
-        str, typer.Option(help="fcfs: in order of arrival; priority: by the priority of requests first.")
-    ] = "fcfs",
+    max_itl: MaxItl = None,
+    scheduling_policy: SchedulingPolicy = "fcfs",
     max_model_len: options.MaxModelLen = None,
     num_blocks: options.NumBlocks = None,
     cache_memory: options.CacheMemory = None,
     image_cache_memory: options.ImageCacheMemory = "512M",
-    allow_image_urls: Annotated[
-        bool, typer.Option("--allow-image-urls", help="Fetch pictures that requests name by public web addresses.")
-    ] = False,
+    allow_image_urls: AllowImageUrls = False,
     dtype: options.Dtype = None,
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
     cache_dtype: options.CacheDtype = "auto",
     index_cache_dtype: options.IndexCacheDtype = "auto",
     threads: options.Threads = None,
-    profile: Annotated[
-        str,
-        typer.Option(help="Allowed sampling: open (any), kimi (as Moonshot's own service) or kvv."),
-    ] = "open",
+    profile: Profile = "open",
     drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,
     log_format: Annotated[LogFormat, typer.Option(help="Lines of stderr: text or json.")] = LogFormat.TEXT,
     log_level: Annotated[LogLevel, typer.Option(help="The least serious lines that are written.")] = LogLevel.INFO,
@@ -54,8 +65,7 @@ def serve_command(
     """Serve a model with the OpenAI API."""
     from perilune.cli.backend import start_engine
     from perilune.config.engine import EngineConfig
-    from perilune.server.app import create_app
-    from perilune.server.process import Server, bind
+    from perilune.server.process import bind
     from perilune.server.settings import ServerSettings
 
     configure_logs(log_format, log_level)
@@ -82,6 +92,14 @@ def serve_command(
     )
     bound = bind(host, port)
     client, tokenizer = start_engine(checkpoint, config, name=served_model_name, num_threads=threads)
+    _serve(client, tokenizer, settings, bound)
+
+
+def _serve(client: "EngineClient", tokenizer: "Tokenizer", settings: "ServerSettings", bound: socket) -> None:
+    """Serve until a signal ends it."""
+    from perilune.server.app import create_app
+    from perilune.server.process import Server
+
     address, bound_port = bound.getsockname()[:2]
     shown = f"[{address}]" if ":" in address else address
 
@@ -89,4 +107,4 @@ def serve_command(
         model = client.model
         typer.echo(f"{model.name} is served at http://{shown}:{bound_port}/v1 (context {model.max_model_len} tokens)")
 
-    Server(create_app(client, tokenizer, settings), bound, drain_timeout, say_ready).run_until_stopped()
+    Server(create_app(client, tokenizer, settings), bound, settings.drain_timeout_s, say_ready).run_until_stopped()
