@@ -28,11 +28,20 @@ class RequestError(PeriluneError):
     """A request cannot be served as asked.
 
     `param` names the field of the request; `status` is the HTTP status a server answers with;
-    `code` is a short machine-readable word for the OpenAI error shape.
+    `code` is a short machine-readable word for the OpenAI error shape. After `retry_after_s` seconds it may be served.
     """
 
-    def __init__(self, message: str, *, param: str | None = None, status: int = 400, code: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ):
         super().__init__(message)
         self.param = param
         self.status = status
         self.code = code
+        self.retry_after_s = retry_after_s

@@ -15,7 +15,8 @@ OPTIONS = {
         *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
         *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
         *["--log-format", "--log-level"],
-        *["--max-itl", "--profile", "--scheduling-policy", "--served-model-name", *ENGINE],
+        *["--max-itl", "--max-waiting", "--profile", "--request-timeout", "--scheduling-policy"],
+        *["--served-model-name", *ENGINE],
     ],
     "perilune chat": ["CHECKPOINT", "--api-key", "--image", "--model", "--url", *SAMPLING, *TALKING, *ENGINE],
     "perilune generate": [

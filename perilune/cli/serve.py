@@ -34,6 +34,12 @@ Profile = Annotated[
     str,
     typer.Option(help="Allowed sampling: open (any), kimi (as Moonshot's own service) or kvv."),
 ]
+MaxWaiting = Annotated[
+    int | None, typer.Option(help="Most requests that wait; more get status 429. Any number by default.", min=0)
+]
+RequestTimeout = Annotated[
+    float | None, typer.Option(help="Most seconds that a request may take; any time by default.")
+]
 
 
 def serve_command(
@@ -46,6 +52,8 @@ def serve_command(
     max_num_batched_tokens: Annotated[int, typer.Option(help="Most tokens computed in one step.", min=1)] = 512,
     max_itl: MaxItl = None,
     scheduling_policy: SchedulingPolicy = "fcfs",
+    max_waiting: MaxWaiting = None,
+    request_timeout: RequestTimeout = None,
     max_model_len: options.MaxModelLen = None,
     num_blocks: options.NumBlocks = None,
     cache_memory: options.CacheMemory = None,
@@ -73,6 +81,7 @@ def serve_command(
         api_key=env.api_key() if api_key is None else api_key,
         drain_timeout_s=drain_timeout,
         allow_image_urls=allow_image_urls,
+        request_timeout_s=request_timeout,
         profile=profile,
     )
     config = EngineConfig(
@@ -80,6 +89,7 @@ def serve_command(
         max_num_batched_tokens=max_num_batched_tokens,
         max_itl_ms=max_itl,
         scheduling_policy=scheduling_policy,
+        max_waiting=max_waiting,
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         cache_bytes=None if cache_memory is None else options.read_size(cache_memory, "--cache-memory"),

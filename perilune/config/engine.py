@@ -33,7 +33,7 @@ class EngineConfig:
     `max_num_seqs` requests run at once and one step computes at most `max_num_batched_tokens` tokens.
     With `max_itl_ms`, a step that produces tokens of running answers takes fewer prompt tokens, so that it ends within
     so many milliseconds. `scheduling_policy` "priority" lets requests say which goes first; "fcfs" is in order of
-    arrival.
+    arrival. Beyond `max_waiting` requests that wait for one of the places, more are refused; None refuses none.
     `max_model_len` None takes the model's own context, cut to what the cache holds. The cache is sized by
     `num_blocks` (of `block_size` tokens) or by `cache_bytes`, or, with both None, by the memory that is free.
     `image_cache_bytes` bounds the embeddings of pictures that are kept for the next request with the same picture.
@@ -50,6 +50,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_itl_ms: float | None = None
     scheduling_policy: str = FCFS
+    max_waiting: int | None = None
     block_size: int = 16
     max_model_len: int | None = None
     cache_bytes: int | None = None
@@ -69,6 +70,8 @@ class EngineConfig:
         for name in ("max_model_len", "cache_bytes", "num_blocks"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
+        if self.max_waiting is not None and (type(self.max_waiting) is not int or self.max_waiting < 0):
+            raise ConfigError(f"max_waiting is {self.max_waiting!r}; it must be an integer of at least 0")
         if self.max_itl_ms is not None and not 0 < self.max_itl_ms < float("inf"):
             raise ConfigError(f"max_itl_ms is {self.max_itl_ms}; it must be a number of milliseconds above 0")
         if self.max_num_batched_tokens < self.max_num_seqs:

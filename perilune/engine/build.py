@@ -137,6 +137,7 @@ def assemble_engine(
             media=media,
             max_itl_s=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
             has_priorities=config.scheduling_policy == PRIORITY,
+            max_waiting=config.max_waiting,
         ),
         tokenizer,
         images=images,

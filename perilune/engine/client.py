@@ -10,12 +10,13 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
 from perilune.config.media import MediaConfig
 from perilune.engine.core import EngineCore
+from perilune.engine.policy.gate import Gate
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput, TokenLogprob
 from perilune.engine.stats import EngineStats, HistogramData
 from perilune.errors import RequestError
@@ -67,9 +68,10 @@ class EngineClient(Protocol):
     def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a request, up to and with the one that has a finish reason.
 
-        What can never be served raises RequestError or CapacityError from this call itself, and a grammar that cannot
-        be compiled does when the first output is awaited. Then the request is submitted; closing the generator, or
-        cancelling the task that waits in it, aborts the request, which is free within one step.
+        What can never be served raises RequestError or CapacityError from this call itself, and so does a full queue;
+        a grammar that cannot be compiled, or a queue that filled meanwhile, does when the first output is awaited. Then
+        the request is submitted; closing the generator, or cancelling the task that waits in it, aborts the request,
+        which is free within one step.
         """
 
     def abort(self, request_id: str) -> None:
@@ -127,6 +129,7 @@ class InProcessClient:
         self._phase = _Phase.NEW
         self._failure: str | None = None
         self._stats = core.stats()
+        self._gate = Gate(core.limits.max_num_seqs, core.limits.max_waiting)
         # one at a time, so that hostile grammars take turns and never the threads of anybody else
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="perilune-grammar")
         self._thread = threading.Thread(target=self._run, name="perilune-engine", daemon=True)
@@ -154,7 +157,7 @@ class InProcessClient:
         return None if self._phase is _Phase.RUNNING else self._phase.value
 
     def stats(self) -> EngineStats:
-        return self._stats
+        return replace(self._stats, num_rejected_total=self._gate.num_rejected)
 
     def abort(self, request_id: str) -> None:
         with self._condition:
@@ -164,6 +167,8 @@ class InProcessClient:
     def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         self._refuse_unless_running()
         self._core.check(request)
+        with self._condition:
+            self._gate.check()
         return self._outputs(request)
 
     async def _outputs(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
@@ -188,6 +193,7 @@ class InProcessClient:
             self._refuse_unless_running()
             if request_id in self._streams:
                 raise RequestError(f"a request with id {request_id!r} is running", param="request_id")
+            self._gate.enter()
             self._streams[request_id] = stream
             self._inbox.append(_Add(stream.request, grammar))
             self._condition.notify()
@@ -240,7 +246,14 @@ class InProcessClient:
             outputs += [output for output in aborted if output is not None]
         has_ended = phase is not _Phase.RUNNING and not core.has_work
         outputs += core.step()
-        self._stats = core.stats()
+        self._stats = stats = core.stats()
+        with self._condition:
+            self._gate.on_turn(
+                num_taken=sum(isinstance(command, _Add) for command in commands),
+                num_running=stats.num_running,
+                num_waiting=stats.num_waiting,
+                num_started=stats.queue_time_s.count,
+            )
         self._deliver(outputs)
         return not has_ended
 

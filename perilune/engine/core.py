@@ -15,6 +15,7 @@ from perilune.cache.manager import CacheManager
 from perilune.config.media import MediaConfig
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.policy.budget import StepBudget
+from perilune.engine.policy.deadlines import Deadlines
 from perilune.engine.request import (
     FinishReason,
     GenerateRequest,
@@ -63,7 +64,8 @@ class CoreLimits:
     """What the core holds steps and requests to; `max_model_len` bounds prompt plus output.
 
     `media` says how pictures are prepared; None for a model that sees none. Steps with decodes are kept below
-    `max_itl_s` seconds by giving them fewer prompt tokens. Without `has_priorities` all requests have the same.
+    `max_itl_s` seconds by giving them fewer prompt tokens. Without `has_priorities` all requests have the same. Whoever
+    feeds the core lets at most `max_waiting` requests wait; None for any number.
     """
 
     max_num_seqs: int
@@ -74,6 +76,7 @@ class CoreLimits:
     media: MediaConfig | None = None
     max_itl_s: float | None = None
     has_priorities: bool = False
+    max_waiting: int | None = None
 
 
 @dataclass
@@ -119,6 +122,7 @@ class EngineCore:
         self._last_end_s: float | None = None
         self._clock = clock
         self._live: dict[str, _Live] = {}
+        self._deadlines = Deadlines()
         self._num_added = 0
         self._recorder = StatsRecorder()
 
@@ -199,6 +203,8 @@ class EngineCore:
             text = TextStream(self.tokenizer, message.start_channel, params.stop)
         self._num_added += 1
         self._live[message.request_id] = _Live(request, text)
+        if message.timeout_s is not None:
+            self._deadlines.add(message.request_id, request.arrival_s + message.timeout_s)
         self._scheduler.add(request)
 
     def abort(self, request_id: str) -> RequestOutput | None:
@@ -209,13 +215,26 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Run one step, and work on the pictures that requests wait for; returns the news of every request."""
         began_s = self._clock()
-        outputs = self._embed_images()
+        outputs = [*self._end_late(began_s), *self._embed_images()]
         embedding_s = self._clock() - began_s
         limit = None if self._budget is None else partial(self._budget.prompt_tokens, spent_s=embedding_s)
         batch = self._scheduler.schedule(limit)
         outputs += self._run_batch(batch)
         self._observe(batch, began_s, embedding_s)
         return outputs
+
+    def _end_late(self, now_s: float) -> list[RequestOutput]:
+        """End the requests whose time is over."""
+        late = [self._live[request_id].request for request_id in self._deadlines.passed(now_s)]
+        return [
+            self._finish(
+                request,
+                FinishReason.TIMEOUT,
+                error=f"the request took longer than its timeout of {request.message.timeout_s:g} s; it had "
+                f"{request.num_output_tokens} tokens of its answer",
+            )
+            for request in late
+        ]
 
     def _observe(self, batch: ScheduledBatch, began_s: float, embedding_s: float) -> None:
         """Tell the budget what a step took, and what went by between it and the one before, but for its pictures."""
@@ -338,6 +357,7 @@ class EngineCore:
     ) -> RequestOutput:
         self._scheduler.finish(request)
         del self._live[request.request_id]
+        self._deadlines.remove(request.request_id)
         self._recorder.on_finish(request, reason, self._clock())
         return _output(request, sampled, reason=reason, stop_reason=stop_reason, error=error)
 

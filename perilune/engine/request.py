@@ -23,6 +23,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    TIMEOUT = "timeout"
 
 
 class RequestStatus(Enum):
@@ -40,7 +41,8 @@ class GenerateRequest:
 
     `start_channel` is the channel that the first generated token belongs to, so that stop strings match response
     text only; `Channel.TEXT` is plain text without channels. `images` lie in the prompt in their order. `grammar` is
-    what the generated tokens must obey. A request of lower `priority` goes first. Log lines about it carry `log_id`.
+    what the generated tokens must obey. A request of lower `priority` goes first. `timeout_s` seconds after
+    its arrival a request ends, wherever it stands. Log lines about it carry `log_id`.
     """
 
     request_id: str
@@ -51,6 +53,7 @@ class GenerateRequest:
     grammar: Grammar | None = None
     priority: int = 0
     log_id: str | None = None
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True)

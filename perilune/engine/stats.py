@@ -59,6 +59,7 @@ class EngineStats:
     slots_total: int = 0
     slots_used: int = 0
     num_preemptions_total: int = 0
+    num_rejected_total: int = 0
     num_steps_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0

@@ -28,23 +28,29 @@ ANTHROPIC_TYPES = {
     401: "authentication_error",
     404: "not_found_error",
     413: "request_too_large",
+    429: "rate_limit_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
+# what OpenAI answers when a request takes too long, and what Anthropic does
+TIMEOUT, ANTHROPIC_TIMEOUT = 408, 504
+OPENAI_TYPES = {TIMEOUT: "timeout_error", 429: "rate_limit_error"}
 
 
-def error_status(error: Exception) -> int:
-    """The HTTP status that answers `error`."""
+def error_status(error: Exception, path: str) -> int:
+    """The HTTP status that answers `error` on `path`."""
     if isinstance(error, RequestError):
-        return error.status
+        is_late = error.status == TIMEOUT and path.startswith(ANTHROPIC_PATHS)
+        return ANTHROPIC_TIMEOUT if is_late else error.status
     return 400 if isinstance(error, CapacityError) else 500
 
 
 def error_body(error: Exception, path: str) -> bytes:
     """The JSON that describes `error` to clients of `path`."""
-    content = _content(error)
+    content = _content(error, path)
     if not path.startswith(ANTHROPIC_PATHS):
         return ENCODER.encode({"error": content})
-    status = error_status(error)
+    status = error_status(error, path)
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return ENCODER.encode({"type": "error", "error": {"type": kind, "message": content["message"]}})
 
@@ -54,19 +60,19 @@ def error_event(error: Exception, path: str) -> bytes:
     if path.startswith(ANTHROPIC_PATHS):
         return b"event: error\ndata: " + error_body(error, path) + b"\n\n"
     if path.startswith("/v1/responses"):
-        return b"event: error\ndata: " + ENCODER.encode({**_content(error), "type": "error"}) + b"\n\n"
+        return b"event: error\ndata: " + ENCODER.encode({**_content(error, path), "type": "error"}) + b"\n\n"
     return b"data: " + error_body(error, path) + b"\n\n"
 
 
-def _content(error: Exception) -> dict[str, str | None]:
+def _content(error: Exception, path: str) -> dict[str, str | None]:
     """What went wrong; a failure of ours shows no detail, since it may hold another's data."""
-    status = error_status(error)
+    status = error_status(error, path)
     if isinstance(error, RequestError):
         param, code = error.param, error.code
     else:
         param, code = None, "capacity_exceeded" if isinstance(error, CapacityError) else None
     message = str(error) if isinstance(error, PeriluneError) else "the server failed to answer this request"
-    kind = "invalid_request_error" if status < 500 else "server_error"
+    kind = OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     message, param = _cut(message, MAX_MESSAGE_LENGTH), None if param is None else _cut(param, MAX_PARAM_LENGTH)
     return {"message": message, "type": kind, "param": param, "code": code}
 
@@ -76,7 +82,19 @@ def _cut(text: str, length: int) -> str:
 
 
 def error_response(error: Exception, path: str, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(error_body(error, path), error_status(error), headers, "application/json")
+    return Response(error_body(error, path), error_status(error, path), headers, "application/json")
+
+
+def _headers(error: Exception, status: int) -> dict[str, str]:
+    """What clients act on besides the body."""
+    if status == 401:
+        return {"WWW-Authenticate": "Bearer"}
+    if status in (TIMEOUT, ANTHROPIC_TIMEOUT):
+        # the official clients would ask again, although the time is over
+        return {"x-should-retry": "false"}
+    if isinstance(error, RequestError) and error.retry_after_s is not None:
+        return {"Retry-After": str(error.retry_after_s)}
+    return {}
 
 
 class FaultBarrier:
@@ -108,8 +126,8 @@ def install_error_handlers(app: FastAPI) -> None:
     """Make `app` answer every exception, also those of its router, in the shape of the route."""
 
     async def answer_error(request: Request, error: Exception) -> Response:
-        headers = {"WWW-Authenticate": "Bearer"} if error_status(error) == 401 else None
-        return error_response(error, request.url.path, headers)
+        path = request.url.path
+        return error_response(error, path, _headers(error, error_status(error, path)))
 
     async def answer_http(request: Request, error: Any) -> Response:
         where = f"{request.method} {request.url.path}"

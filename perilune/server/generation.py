@@ -138,6 +138,8 @@ async def _disconnect(receive: Receive) -> None:
 def _failure(output: RequestOutput) -> Exception | None:
     if output.finish_reason is FinishReason.ERROR:
         return RequestError(output.error or "the engine failed", status=500, code="generation_failed")
+    if output.finish_reason is FinishReason.TIMEOUT:
+        return RequestError(output.error or "the request took too long", status=408, code="timeout")
     if output.finish_reason is FinishReason.ABORT:
         return RequestError("the server stopped this request", status=503, code="server_interrupted")
     return None

@@ -14,7 +14,8 @@ class ServerSettings:
 
     `api_key` None serves without a key. `max_choices` bounds prompts times `n` of one request. At shutdown, answers in
     progress may take `drain_timeout_s` seconds before they are cut. `allow_image_urls` lets requests name pictures on
-    the public internet, which the server then fetches. `profile` says which sampling is allowed (openai/profile.py).
+    the public internet, which the server then fetches. A request may take `request_timeout_s` seconds unless it asks
+    for less; None for any time. `profile` says which sampling is allowed (openai/profile.py).
     """
 
     api_key: str | None = None
@@ -22,6 +23,7 @@ class ServerSettings:
     max_messages: int = 4096
     max_choices: int = 128
     drain_timeout_s: float = 30.0
+    request_timeout_s: float | None = None
     allow_image_urls: bool = False
     profile: str = "open"
 
@@ -30,10 +32,12 @@ class ServerSettings:
             raise ConfigError("api_key is blank; give it a key, or leave it out to serve without one")
         if self.profile not in PROFILES:
             raise ConfigError(f"profile is {self.profile!r}; allowed are {', '.join(PROFILES)}")
+        if self.request_timeout_s is not None and not 0 < self.request_timeout_s < float("inf"):
+            raise ConfigError(f"request_timeout_s is {self.request_timeout_s}; it must be a number of seconds above 0")
         for setting in fields(self):
             value = getattr(self, setting.name)
             if setting.name == "drain_timeout_s":
                 if not 0 <= value <= 3600:
                     raise ConfigError(f"drain_timeout_s is {value}; it must be 0 to 3600 seconds")
-            elif setting.name not in ("api_key", "allow_image_urls", "profile") and value < 1:
+            elif setting.name not in ("api_key", "allow_image_urls", "profile", "request_timeout_s") and value < 1:
                 raise ConfigError(f"{setting.name} is {value}; it must be at least 1")

@@ -27,6 +27,8 @@ def test_defaults_are_accepted_and_leave_the_machine_s_choices_open():
         ({"cache_dtype": "fp4"}, "cache_dtype is 'fp4'; allowed are auto, fp8, int8"),
         ({"index_cache_dtype": "e4m3"}, "index_cache_dtype is 'e4m3'; allowed are auto, fp8, int8, mxfp4"),
         ({"scheduling_policy": "lifo"}, "scheduling_policy is 'lifo'; allowed are fcfs, priority"),
+        ({"max_waiting": -1}, "max_waiting is -1; it must be an integer of at least 0"),
+        ({"max_waiting": True}, "max_waiting is True"),
         ({"max_itl_ms": 0.0}, "max_itl_ms is 0.0; it must be a number of milliseconds above 0"),
         ({"max_itl_ms": float("nan")}, "max_itl_ms is nan"),
         ({"max_itl_ms": float("inf")}, "max_itl_ms is inf"),

@@ -102,6 +102,7 @@ def make_core(
     max_model_len=200,
     max_itl_s=None,
     has_priorities=False,
+    max_waiting=None,
     **options,
 ):
     """A core over a CountingModel, which is its attribute `model`; `options` go to EngineCore."""
@@ -117,7 +118,14 @@ def make_core(
         ModelRunner(model, storage, block_size=block_size),
         CacheManager(num_blocks=num_blocks, block_size=block_size, num_slots=max_num_seqs),
         CoreLimits(
-            max_num_seqs, budget, max_model_len, VOCAB, (EOS,), max_itl_s=max_itl_s, has_priorities=has_priorities
+            max_num_seqs,
+            budget,
+            max_model_len,
+            VOCAB,
+            (EOS,),
+            max_itl_s=max_itl_s,
+            has_priorities=has_priorities,
+            max_waiting=max_waiting,
         ),
         tokenizer,
         **options,

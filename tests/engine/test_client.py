@@ -326,3 +326,73 @@ def test_a_closed_event_loop_does_not_hold_its_requests(engine):
     asyncio.run(until(lambda: not core.live_request_ids))
     assert client.check_health() is None
     del stream
+
+
+def test_a_full_queue_refuses_at_once_and_takes_more_when_it_has_room():
+    core, _ = make_core(max_num_seqs=2, max_waiting=3)
+    client = InProcessClient(core, MODEL)
+    gate = Gate(core)
+    gate.close()
+    client.start()
+
+    async def main():
+        taken = [
+            asyncio.create_task(collect(client, message(f"r{index}", [index], max_tokens=5))) for index in range(5)
+        ]
+        await until(lambda: len(client._streams) == 5)
+        with pytest.raises(RequestError) as caught:
+            client.generate(message("early", [9]))
+        assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
+        assert client.stats().num_rejected_total == 1
+        gate.open()
+        await asyncio.gather(*taken)
+        return await collect(client, message("later", [9], max_tokens=4))
+
+    assert tokens_of(asyncio.run(main())) == expected_tokens([9], 4)
+    client.stop(0)
+
+
+def test_a_queue_that_filled_between_the_call_and_the_first_output_refuses_then():
+    core, _ = make_core(max_num_seqs=1, max_waiting=0)
+    client = InProcessClient(core, MODEL)
+    gate = Gate(core)
+    gate.close()
+    client.start()
+
+    async def main():
+        both = [client.generate(message(name, [1], max_tokens=3)) for name in "ab"]
+        first = asyncio.create_task(anext(both[0]))
+        await until(lambda: client._streams)
+        with pytest.raises(RequestError) as caught:
+            await anext(both[1])
+        gate.open()
+        await first
+        await both[0].aclose()
+        return caught.value
+
+    assert asyncio.run(main()).status == 429
+    assert client.stats().num_rejected_total == 1
+    client.stop(0)
+
+
+def test_a_client_that_leaves_the_queue_makes_room_for_another():
+    core, _ = make_core(max_num_seqs=1, max_waiting=1, num_blocks=2000, max_model_len=6000)
+    client = InProcessClient(core, MODEL)
+    client.start()
+
+    async def main():
+        running = client.generate(message("running", [1], max_tokens=5000))
+        await anext(running)
+        leaving = asyncio.create_task(collect(client, message("leaving", [2])))
+        await until(lambda: client.stats().num_waiting == 1)
+        with pytest.raises(RequestError, match="the queue is full"):
+            client.generate(message("refused", [3]))
+        leaving.cancel()
+        await until(lambda: client.stats().num_waiting == 0)
+        outputs = asyncio.create_task(collect(client, message("next", [4], max_tokens=2)))
+        await until(lambda: client.stats().num_waiting == 1 or outputs.done())
+        await running.aclose()
+        return await outputs
+
+    assert tokens_of(asyncio.run(main())) == expected_tokens([4], 2)
+    client.stop(0)

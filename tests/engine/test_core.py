@@ -370,3 +370,38 @@ def test_with_a_bound_between_tokens_an_answer_goes_on_in_time_beside_a_long_pro
     assert len(times) == 75
     assert max(times) <= 0.06
     assert num_steps < 75 + 10, "the long prompt was read beside the answer"
+
+
+def test_a_request_past_its_timeout_ends_wherever_it_stands_and_frees_everything():
+    now = [0.0]
+    core, _ = make_core(clock=lambda: now[0], max_num_seqs=2, budget=8)
+    core.add(replace(message("deciding", [1, 2], max_tokens=100), timeout_s=5.0))
+    core.add(message("patient", [3], max_tokens=8))
+    core.step()
+    core.add(replace(message("waiting", [4], max_tokens=9), timeout_s=1.0))
+    for _ in range(3):
+        now[0] += 1.0
+        core.step()
+    assert set(core.live_request_ids) == {"deciding", "patient"}
+    now[0] = 5.0
+    (late,) = [output for output in core.step() if output.request_id == "deciding"]
+    assert (late.finish_reason, late.token_ids, late.num_output_tokens) == (FinishReason.TIMEOUT, (), 4)
+    assert late.error == "the request took longer than its timeout of 5 s; it had 4 tokens of its answer"
+    core.check_integrity()
+    while core.has_work:
+        core.step()
+    core.check_integrity()
+    assert core.stats().finished_total[FinishReason.TIMEOUT] == 2
+    assert core.stats().finished_total[FinishReason.LENGTH] == 1
+    core.add(message("deciding", [1, 2], max_tokens=2))
+    now[0] = 100.0
+    assert [output.finish_reason for output in core.step()] == [None], "the earlier deadline is forgotten"
+
+
+def test_a_request_that_ends_in_time_is_not_ended_again():
+    now = [0.0]
+    core, _ = make_core(clock=lambda: now[0])
+    found = run(core, [replace(message("r", [5], max_tokens=3), timeout_s=1.0)])
+    now[0] = 9.0
+    assert core.step() == []
+    assert tokens_of(found["r"]) == expected_tokens([5], 3)

@@ -51,6 +51,7 @@ def read_request(request: Asked) -> tuple[ChatRequest, Places]:
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
         chat.stop = request.stop_sequences
         chat.stream = request.stream
+        chat.priority, chat.timeout = request.priority, request.timeout
     return chat, places
 
 

@@ -33,6 +33,8 @@ class MessagesRequest(Asked, forbid_unknown_fields=True, kw_only=True):
     top_k: int | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
+    priority: int | None = None
+    timeout: float | None = None
     # no effect
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

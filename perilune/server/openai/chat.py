@@ -26,6 +26,7 @@ from perilune.server.openai.validate import (
     check_unsupported,
     choice_params,
     num_choices,
+    request_timeout,
     sampling_params,
 )
 from perilune.server.settings import ServerSettings
@@ -67,6 +68,7 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
     has_usage_frame = check_stream_options(request)
     max_tokens = _max_tokens(request)
     num_top_logprobs = _num_top_logprobs(request)
+    timeout_s = request_timeout(request, settings.request_timeout_s)
     profile = PROFILES[settings.profile]
     check_profile(request, profile, is_thinking=thinking_mode(request).is_on)
     params = sampling_params(
@@ -89,6 +91,8 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
             prompt.start_channel,
             images,
             grammar,
+            priority=request.priority or 0,
+            timeout_s=timeout_s,
         )
         for index in range(n)
     )

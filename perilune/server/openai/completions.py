@@ -22,6 +22,7 @@ from perilune.server.openai.validate import (
     choice_params,
     completion_prompts,
     num_choices,
+    request_timeout,
     sampling_params,
 )
 from perilune.server.settings import ServerSettings
@@ -74,6 +75,7 @@ def plan_completion(
         prompt_logprobs=request.logprobs if request.echo else None,
     )
     has_usage_frame = check_stream_options(request)
+    timeout_s = request_timeout(request, settings.request_timeout_s)
     grammar = grammar_of_completion(request)
     response_id = f"cmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
     requests: list[GenerateRequest] = []
@@ -81,7 +83,14 @@ def plan_completion(
         check_context(len(token_ids), max_tokens, model, "prompt")
         for index in range(len(requests), len(requests) + n):
             requests.append(
-                GenerateRequest(f"{response_id}-{index}", token_ids, choice_params(params, index), grammar=grammar)
+                GenerateRequest(
+                    f"{response_id}-{index}",
+                    token_ids,
+                    choice_params(params, index),
+                    grammar=grammar,
+                    priority=request.priority or 0,
+                    timeout_s=timeout_s,
+                )
             )
     texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts]
     return CompletionPlan(

@@ -46,6 +46,8 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
+    priority: int | None = None
+    timeout: float | None = None
     # no effect
     user: str | None = None
 

@@ -136,6 +136,19 @@ def sampling_params(
     )
 
 
+def request_timeout(request: Sampling, limit_s: float | None) -> float | None:
+    """Seconds that a request may take: what it asks for, or what the server allows."""
+    if request.timeout is None:
+        return limit_s
+    if request.timeout <= 0:
+        raise RequestError(f"timeout is {request.timeout:g}; it must be a number of seconds above 0", param="timeout")
+    if limit_s is not None and request.timeout > limit_s:
+        raise RequestError(
+            f"timeout is {request.timeout:g}; this server allows at most {limit_s:g} seconds", param="timeout"
+        )
+    return request.timeout
+
+
 def choice_params(params: SamplingParams, index: int) -> SamplingParams:
     """The parameters of choice `index`: with a seed, each choice draws from a seed of its own."""
     if params.seed is None or index == 0:

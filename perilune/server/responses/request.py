@@ -58,6 +58,8 @@ def read_request(request: ResponsesRequest) -> tuple[ChatRequest, Echo, Places]:
         reasoning_effort=_effort(request.reasoning),
         response_format=_format(request.text),
         stream=request.stream,
+        priority=request.priority,
+        timeout=request.timeout,
     )
     return chat, Echo(_echo(request)), places
 

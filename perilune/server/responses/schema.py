@@ -23,6 +23,8 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     stream_options: dict[str, Any] | None = None
     metadata: dict[str, str] | None = None
     truncation: str | None = None
+    priority: int | None = None
+    timeout: float | None = None
     background: bool | None = None
     previous_response_id: Any = None
     conversation: Any = None
