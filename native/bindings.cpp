@@ -33,6 +33,7 @@ struct Calls {
   Recorded<StorePackedArgs> store_packed_rows{"store_packed_rows", &Kernels::store_packed_rows};
   Recorded<PairArgs> add_rows{"add_rows", &Kernels::add_rows};
   Recorded<PairArgs> gate_rows{"gate_rows", &Kernels::gate_rows};
+  Recorded<PairArgs> swiglu{"swiglu", &Kernels::swiglu};
   Recorded<ScaleArgs> scale_rows{"scale_rows", &Kernels::scale_rows};
   Recorded<AttnResArgs> attn_res_mix{"attn_res_mix", &Kernels::attn_res_mix};
   Recorded<ConvArgs> short_conv{"short_conv", &Kernels::short_conv};
@@ -40,9 +41,15 @@ struct Calls {
   Recorded<KdaArgs> kda_recurrent{"kda_recurrent", &Kernels::kda_recurrent};
   Recorded<KdaArgs> kda_chunk{"kda_chunk", &Kernels::kda_chunk};
   Recorded<KdaMixArgs> kda_mix{"kda_mix", &Kernels::kda_mix};
+  Recorded<KdaVerifyArgs> kda_verify{"kda_verify", &Kernels::kda_verify};
+  Recorded<KdaCommitArgs> kda_commit{"kda_commit", &Kernels::kda_commit};
   Recorded<MlaArgs> mla_prefill{"mla_prefill", &Kernels::mla_prefill};
   Recorded<MlaArgs> mla_decode{"mla_decode", &Kernels::mla_decode};
   Recorded<IndexerArgs> indexer_topk{"indexer_topk", &Kernels::indexer_topk};
+  Recorded<TurnsArgs> rotary_turns{"rotary_turns", &Kernels::rotary_turns};
+  Recorded<RotateArgs> rotate{"rotate", &Kernels::rotate};
+  Recorded<GqaRowsArgs> gqa_rows{"gqa_rows", &Kernels::gqa_rows};
+  Recorded<GqaArgs> gqa_attention{"gqa_attention", &Kernels::gqa_attention};
   Recorded<PatchAttentionArgs> patch_attention{"patch_attention", &Kernels::patch_attention};
   Recorded<GeluArgs> gelu_tanh{"gelu_tanh", &Kernels::gelu_tanh};
   Recorded<SampleArgs> sample_tokens{"sample_tokens", &Kernels::sample_tokens};
@@ -200,14 +207,33 @@ void kda(Address q, Address k, Address v, int type, Int heads, Int width, Int q_
                        from<float>(g), from<float>(beta), l2_eps, at<float>(state), sequences(sequences_given), at(o)});
 }
 
+using RecordsTuple = std::tuple<Address, Address, Address, Address>;  // inputs, keys, decays, corrections
+KdaRecords records(const RecordsTuple& given) {
+  const auto& [inputs, keys, decays, corrections] = given;
+  return {at(inputs), at(keys), at<float>(decays), at<float>(corrections)};
+}
+
+// With the addresses of records it verifies; null ones make the plain step.
 void kda_mix(Address q, Address k, Address v, Address z, Address beta, Address gate, int type, Int heads, Int width,
              Int taps, Address q_conv, Address k_conv, Address v_conv, Address a_log, Address dt_bias,
              Address norm_weight, float lower_bound, float l2_eps, float norm_eps, Address state, Address conv_state,
-             int conv_type, const SequencesTuple& sequences_given, Address o) {
-  kernels().kda_mix({from(q), from(k), from(v), from(z), from(beta), from(gate), type_of(type), heads, width, taps,
-                     from<float>(q_conv), from<float>(k_conv), from<float>(v_conv), from<float>(a_log),
-                     from<float>(dt_bias), from<float>(norm_weight), lower_bound, l2_eps, norm_eps, at<float>(state),
-                     at(conv_state), type_of(conv_type), sequences(sequences_given), at(o)});
+             int conv_type, const SequencesTuple& sequences_given, Address o, const RecordsTuple& records_given) {
+  const KdaMixArgs mix{from(q), from(k), from(v), from(z), from(beta), from(gate), type_of(type), heads, width, taps,
+                       from<float>(q_conv), from<float>(k_conv), from<float>(v_conv), from<float>(a_log),
+                       from<float>(dt_bias), from<float>(norm_weight), lower_bound, l2_eps, norm_eps, at<float>(state),
+                       at(conv_state), type_of(conv_type), sequences(sequences_given), at(o)};
+  if (std::get<0>(records_given) == 0)
+    kernels().kda_mix(mix);
+  else
+    kernels().kda_verify({mix, records(records_given)});
+}
+
+void kda_commit(int type, Int layers, Int heads, Int width, Int taps, Int rows, Int num_slots,
+                const RecordsTuple& records_given, Address state, Address conv_state, int conv_type,
+                const SequencesTuple& sequences_given, Address counts) {
+  kernels().kda_commit({type_of(type), layers, heads, width, taps, rows, num_slots, records(records_given),
+                        at<float>(state), at(conv_state), type_of(conv_type), sequences(sequences_given),
+                        from<int64_t>(counts)});
 }
 
 template <Recorded<MlaArgs> Calls::*kernel>
@@ -226,6 +252,30 @@ void indexer_topk(Address q, int type, Address weights, const PagesTuple& pages_
                           sequences(sequences_given), heads, width, topk, at<int64_t>(selected)});
 }
 
+void rotary_turns(Address frequencies, Int pairs, double factor, Address seq_lens, Address cu_seqlens, Int count,
+                  Address turns) {
+  kernels().rotary_turns({from<double>(frequencies), pairs, factor, from<int64_t>(seq_lens), from<int64_t>(cu_seqlens),
+                          count, at<float>(turns)});
+}
+
+void rotate(Address x, int type, Int tokens, Int heads, Int width, Int turned, Address turns, bool is_interleaved,
+            Address y) {
+  kernels().rotate(
+      {from(x), type_of(type), tokens, heads, width, turned, from<float>(turns), is_interleaved, at(y)});
+}
+
+void gqa_rows(Address k, Address v, int type, Int tokens, Int groups, Int width, Address norm, int norm_type, float eps,
+              Address turns, bool is_interleaved, Address rows) {
+  kernels().gqa_rows({from(k), from(v), type_of(type), tokens, groups, width, from(norm), type_of(norm_type), eps,
+                      from<float>(turns), is_interleaved, at(rows)});
+}
+
+void gqa_attention(Address q, int type, const PagesTuple& pages_given, const SequencesTuple& sequences_given, Int heads,
+                   Int groups, Int width, float scale, Address o) {
+  kernels().gqa_attention({from(q), type_of(type), pages(pages_given), sequences(sequences_given), heads, groups, width,
+                           scale, at(o)});
+}
+
 void patch_attention(Address qkv, int type, Int heads, Int width, Address cos, Address sin, Address cu_seqlens, Int count,
                      float scale, Int first, Int end, Address o) {
   kernels().patch_attention({from(qkv), type_of(type), heads, width, from<float>(cos), from<float>(sin),
@@ -237,9 +287,9 @@ void gelu_tanh(Address x, int type, Int count, Address y) {
 }
 
 void sample_tokens(Address logits, int type, Int rows, Int columns, Address mask, Address settings, Address ids,
-                   Address best) {
+                   Address best, Address masses) {
   kernels().sample_tokens({from(logits), type_of(type), rows, columns, from<int32_t>(mask), from<double>(settings),
-                           at<int64_t>(ids), at<float>(best)});
+                           at<int64_t>(ids), at<float>(best), at<int64_t>(masses)});
 }
 
 void penalize(Address logits, Int columns, Address ids, Int count, Int num_prompt, float repetition, float frequency,
@@ -276,6 +326,7 @@ NB_MODULE(_native, m) {
   m.def("store_packed_rows", store_packed_rows, free);
   m.def("add_rows", pair<&Calls::add_rows>, free);
   m.def("gate_rows", pair<&Calls::gate_rows>, free);
+  m.def("swiglu", pair<&Calls::swiglu>, free);
   m.def("scale_rows", scale_rows, free);
   m.def("attn_res_mix", attn_res_mix, free);
   m.def("short_conv", short_conv, free);
@@ -283,9 +334,14 @@ NB_MODULE(_native, m) {
   m.def("kda_recurrent", kda<&Calls::kda_recurrent>, free);
   m.def("kda_chunk", kda<&Calls::kda_chunk>, free);
   m.def("kda_mix", kda_mix, free);
+  m.def("kda_commit", kda_commit, free);
   m.def("mla_prefill", mla<&Calls::mla_prefill>, free);
   m.def("mla_decode", mla<&Calls::mla_decode>, free);
   m.def("indexer_topk", indexer_topk, free);
+  m.def("rotary_turns", rotary_turns, free);
+  m.def("rotate", rotate, free);
+  m.def("gqa_rows", gqa_rows, free);
+  m.def("gqa_attention", gqa_attention, free);
   m.def("patch_attention", patch_attention, free);
   m.def("gelu_tanh", gelu_tanh, free);
   m.def("sample_tokens", sample_tokens, free);

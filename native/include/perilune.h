@@ -211,7 +211,8 @@ struct StorePackedArgs {
   int64_t row_bytes, num_rows;
 };
 
-// `count` elements of x and z, of the same type as y: x + z, or x times the sigmoid of z, which is rounded first.
+// `count` elements of x and z, of the same type as y: x + z; or x times the sigmoid of z, which is rounded first; or
+// x times its own sigmoid, rounded, times z.
 struct PairArgs {
   const void* x;
   const void* z;
@@ -316,6 +317,33 @@ struct KdaMixArgs {
   void* o;  // [tokens, heads * width]
 };
 
+// What a verifying pass leaves of each of its tokens for the commit of those that stay, one layer after the other:
+// `rows` rows a layer, of which the tokens of the pass are the first ones.
+struct KdaRecords {
+  void* inputs;  // [layers, rows, 3 * heads * width] of the activations' type: q, k, v before the convolution
+  void* keys;    // [layers, rows, heads, width] of the same type, normalised
+  float* decays;       // [layers, rows, heads, width]
+  float* corrections;  // [layers, rows, heads, width]: beta (v - S^T k)
+};
+
+// KdaMixArgs whose states are read and left as they are; every sequence takes the recurrence, token by token.
+struct KdaVerifyArgs {
+  KdaMixArgs mix;
+  KdaRecords records;  // those of the layer
+};
+
+// The states of all layers after the first counts[n] tokens of each sequence of a verifying pass, from its records.
+struct KdaCommitArgs {
+  Type type;
+  int64_t layers, heads, width, taps, rows, num_slots;
+  KdaRecords records;
+  float* state;      // [layers, slots, heads, width, width]
+  void* conv_state;  // [layers, slots, taps - 1, 3 * heads * width] of conv_type
+  Type conv_type;
+  Sequences sequences;
+  const int64_t* counts;
+};
+
 // Paged rows of a call's sequences. Row r of sequence n lies in block table[n, r / block_size], at r % block_size.
 struct Pages {
   const void* pool;  // [blocks, block_size, row]
@@ -344,6 +372,53 @@ struct MlaArgs {
   const int64_t* selected;
   int64_t num_selected;
   void* o;  // [tokens, heads, value]
+};
+
+// turns [tokens, 2 * pairs]: cosines and sines of position * frequency, times `factor`.
+struct TurnsArgs {
+  const double* frequencies;  // [pairs]
+  int64_t pairs;
+  double factor;
+  const int64_t* seq_lens;  // [count], tokens of each sequence, those of this call included
+  const int64_t* cu_seqlens;
+  int64_t count;
+  float* turns;
+};
+
+// y = x [tokens, heads, width] with the last `turned` columns of each head turned: pairs (2 p, 2 p + 1) of them, or
+// (p, p + turned / 2).
+struct RotateArgs {
+  const void* x;
+  Type type;
+  int64_t tokens, heads, width, turned;
+  const float* turns;  // [tokens, turned]: cosines, then sines
+  bool is_interleaved;
+  void* y;
+};
+
+// rows [tokens, 2 * groups * width]: heads of k normed and turned, then v; k and v [tokens, groups * width].
+struct GqaRowsArgs {
+  const void* k;
+  const void* v;
+  Type type;
+  int64_t tokens, groups, width;
+  const void* norm;  // [width]
+  Type norm_type;
+  float eps;
+  const float* turns;  // [tokens, width]
+  bool is_interleaved;
+  void* rows;
+};
+
+// Grouped-query attention, see ops/gqa: rows [keys of all groups | values of all groups] of `type`.
+struct GqaArgs {
+  const void* q;  // [tokens, heads, width]
+  Type type;
+  Pages pages;
+  Sequences sequences;
+  int64_t heads, groups, width;
+  float scale;
+  void* o;
 };
 
 // The lightning indexer, see ops/indexer: selected [tokens, topk], ties to the lower position, -1 fills the rest.
@@ -393,6 +468,7 @@ struct SampleArgs {
   const double* settings;
   int64_t* ids;
   float* best;
+  int64_t* masses;  // [rows, columns]: of every token that the draw chooses among, else 0; or null
 };
 
 // Penalises logits [columns] of the tokens `ids` [count], the prompt's `num_prompt` and then the output's, in place.
@@ -421,6 +497,7 @@ struct Kernels {
   void (*store_packed_rows)(const StorePackedArgs&);
   void (*add_rows)(const PairArgs&);
   void (*gate_rows)(const PairArgs&);
+  void (*swiglu)(const PairArgs&);
   void (*scale_rows)(const ScaleArgs&);
   void (*attn_res_mix)(const AttnResArgs&);
   void (*short_conv)(const ConvArgs&);
@@ -428,9 +505,15 @@ struct Kernels {
   void (*kda_recurrent)(const KdaArgs&);
   void (*kda_chunk)(const KdaArgs&);
   void (*kda_mix)(const KdaMixArgs&);
+  void (*kda_verify)(const KdaVerifyArgs&);
+  void (*kda_commit)(const KdaCommitArgs&);
   void (*mla_prefill)(const MlaArgs&);
   void (*mla_decode)(const MlaArgs&);
   void (*indexer_topk)(const IndexerArgs&);
+  void (*rotary_turns)(const TurnsArgs&);
+  void (*rotate)(const RotateArgs&);
+  void (*gqa_rows)(const GqaRowsArgs&);
+  void (*gqa_attention)(const GqaArgs&);
   void (*patch_attention)(const PatchAttentionArgs&);
   void (*gelu_tanh)(const GeluArgs&);
   void (*sample_tokens)(const SampleArgs&);

@@ -86,6 +86,30 @@ def kda_mix(generator: torch.Generator) -> Iterator[BenchCase]:
         )
 
 
+def kda_verify(generator: torch.Generator) -> Iterator[BenchCase]:
+    """A token and seven drafts of several sequences; each state is read once."""
+    for batch in (1, 4, 16):
+        layout = Layout((8,) * batch, (9,) * batch)
+        case = kda.MixCase(name="", layout=layout, heads=HEADS, width=WIDTH).in_bfloat16()
+        *given, state, conv_state, slots, cu_seqlens, records = kda.verify_arguments(case, generator)
+        own, entries = (state[slots], conv_state[slots]), HEADS * WIDTH * WIDTH
+        read = sum(tensor.nbytes for part in (own, given) for tensor in tensors_in(part))
+        calls = tuple((*given, *seats, torch.arange(batch), cu_seqlens, records) for seats in rotated(own))
+        work = Work(read, _FLOPS_PER_STATE_ENTRY * entries * layout.num_tokens, "float32")
+        yield BenchCase("kda_verify", f"{batch} sequence(s) of 8", calls, work)
+
+
+def kda_commit(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Four of eight tokens; the states are written back as well, which the bound leaves out."""
+    for batch in (1, 4):
+        layout, layers = Layout((8,) * batch, (9,) * batch), 6
+        sizes = kda.CommitCase(name="", layout=layout, counts=(4,) * batch, heads=HEADS, width=WIDTH, layers=layers)
+        arguments = kda.commit_arguments(sizes.in_bfloat16(), generator)
+        entries = layers * batch * HEADS * WIDTH * WIDTH
+        work = Work(4 * entries, 3 * 4 * entries, "float32")
+        yield BenchCase("kda_commit", f"{layers} layers, {batch} sequence(s)", tuple(rotated(arguments)), work)
+
+
 def short_conv(generator: torch.Generator) -> Iterator[BenchCase]:
     """q, k and v side by side."""
     for layout in (Layout((1,), (9,)), Layout((1,) * 16, (9,) * 16), Layout((64,), (0,)), Layout((512,), (0,))):
@@ -244,6 +268,8 @@ BUILDERS: dict[str, Builder] = {
     "mla_prefill": mla_prefill,
     "indexer_topk": indexer_topk,
     "patch_attention": patch_attention,
+    "kda_verify": kda_verify,
+    "kda_commit": kda_commit,
     "gqa_attention": gqa_attention,
     "gqa_rows": gqa_rows,
     "rotary_turns": rotary_turns,

@@ -32,6 +32,15 @@ def sample_tokens(generator: torch.Generator) -> Iterator[BenchCase]:
         yield _cached("sample_tokens", f"{name}, masked, {rows} rows", (logits, settings, mask))
 
 
+def sample_masses(generator: torch.Generator) -> Iterator[BenchCase]:
+    """The rows of a verified sequence."""
+    for rows in (1, 8):
+        case = sampling.SampleCase(name="", rows=rows, vocab=_VOCAB).in_bfloat16()
+        logits, settings, _ = sampling.sample_arguments(case, generator)
+        settings[:] = torch.tensor(_SETTINGS["top-p"], dtype=torch.float64)
+        yield _cached("sample_masses", f"top-p, {rows} rows", (logits, settings, None))
+
+
 def penalize(generator: torch.Generator) -> Iterator[BenchCase]:
     """Prompts of usual lengths."""
     for length in (512, 32768):
@@ -46,4 +55,4 @@ def _cached(op: str, name: str, arguments: tuple[object, ...]) -> BenchCase:
     return BenchCase(op, name, (arguments,), Work(size, 0), is_cached=True)
 
 
-BUILDERS: dict[str, Builder] = {"sample_tokens": sample_tokens, "penalize": penalize}
+BUILDERS: dict[str, Builder] = {"sample_masses": sample_masses, "sample_tokens": sample_tokens, "penalize": penalize}

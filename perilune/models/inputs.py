@@ -1,7 +1,8 @@
 """Everything one forward pass is told: token ids, where sequences begin, and where cached rows and states lie.
 
 T tokens of N sequences lie end to end. Sequences with exactly one new token come first (`num_decodes` of them), because
-they take other ops than long ones do.
+they take other ops than long ones do. Those whose tokens may be taken back come last (`num_verifies`): their states are
+read and stay as they are, and what a commit of the first tokens needs goes into `records`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ _CACHE_NAMES: dict[torch.dtype, CacheDtype] = {
 
 @dataclass(frozen=True)
 class Part:
-    """A run of sequences that takes the same ops: all decoding, or all with several tokens each."""
+    """A run of sequences that takes the same ops: few tokens each (one, or some to verify), or prompts."""
 
     is_decode: bool
     tokens: slice
@@ -55,6 +56,8 @@ class ForwardBatch:
     cache: Mapping[str, Tensor] | None
     image_rows: Tensor | None = None  # [I], tokens whose embedding is a row of a picture
     image_embeddings: Tensor | None = None  # [I, D] in the compute dtype
+    num_verifies: int = 0
+    records: Mapping[str, Tensor] | None = None  # by group of `record_groups`: [layers, rows, ...]
 
     @staticmethod
     def whole(token_ids: Tensor, logits_rows: Tensor | None = None) -> "ForwardBatch":
@@ -84,10 +87,25 @@ class ForwardBatch:
 
     @cached_property
     def parts(self) -> tuple[Part, ...]:
-        """The decoding sequences and the others; a part without sequences is left out."""
-        num_sequences, split = self.seq_lens.shape[0], self.num_decodes
-        bounds = [(True, 0, split), (False, split, num_sequences)]
+        """The decoding sequences, the prompts and those to verify; a part without sequences is left out."""
+        end, split = self.num_plain, self.num_decodes
+        bounds = [(True, 0, split), (False, split, end), (True, end, self.seq_lens.shape[0])]
         return tuple(self._part(is_decode, first, last) for is_decode, first, last in bounds if first < last)
+
+    @property
+    def num_plain(self) -> int:
+        """Sequences whose states the pass moves on."""
+        return self.seq_lens.shape[0] - self.num_verifies
+
+    @cached_property
+    def plain(self) -> Part | None:
+        """The sequences whose states the pass moves on; None where there are none."""
+        return self._part(False, 0, self.num_plain) if self.num_plain else None
+
+    @cached_property
+    def verified(self) -> Part | None:
+        """The sequences whose states stay as they are; None where there are none."""
+        return self._part(True, self.num_plain, self.seq_lens.shape[0]) if self.num_verifies else None
 
     def _part(self, is_decode: bool, first: int, last: int) -> Part:
         cu_seqlens = self.cu_seqlens[first : last + 1]
@@ -105,6 +123,7 @@ class ForwardBatch:
         """Look now at what passes ask about the contents of the inputs."""
         assert self.parts
         assert self.longest
+        assert self.plain or self.verified
 
     def write_rows(self, group: str, layer: int, rows: Tensor, num_scaled: int) -> Tensor:
         """Puts rows [T, W] of this pass into a paged group; returns the layer's pool [blocks, block_size, ...].
@@ -123,6 +142,11 @@ class ForwardBatch:
     def state(self, group: str, layer: int) -> Tensor | None:
         """The layer's states [slots, ...] of a state group, updated in place by ops; None without a cache."""
         return None if self.cache is None else self.cache[group][layer]
+
+    def record(self, group: str, layer: int) -> Tensor:
+        """Rows [R, ...] of one layer for what verifying leaves of each token, counted from the first to verify."""
+        assert self.records is not None, "sequences to verify need records"
+        return self.records[group][layer]
 
 
 def row_group(

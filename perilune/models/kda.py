@@ -3,17 +3,21 @@
 T tokens, D hidden size.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 
 from perilune import ops
-from perilune.cache.spec import CacheGroupSpec
+from perilune.cache.spec import CacheDtype, CacheGroupSpec
 from perilune.config.model import KDAConfig, ModelConfig, NormEps
-from perilune.models.inputs import ForwardBatch
+from perilune.models.inputs import ForwardBatch, Part
 from perilune.models.layers import Linear, Projections, Weight, parameter
+from perilune.ops.kda import KdaRecords
 
 STATE_GROUP = "recurrent"
 CONV_GROUP = "conv"
+RECORD_GROUPS = ("record_inputs", "record_keys", "record_decays", "record_corrections")
 
 
 def cache_groups(config: KDAConfig, num_layers: int) -> tuple[CacheGroupSpec, ...]:
@@ -25,6 +29,25 @@ def cache_groups(config: KDAConfig, num_layers: int) -> tuple[CacheGroupSpec, ..
         ),
         CacheGroupSpec(CONV_GROUP, "state", num_layers, (taps - 1, 3 * config.projection_size), "model"),
     )
+
+
+def record_groups(config: KDAConfig, num_layers: int) -> tuple[CacheGroupSpec, ...]:
+    """What a token that may be taken back leaves in all KDA layers until it is committed, as seats of one token."""
+    heads = (config.num_heads, config.head_dim)
+    shapes = ((3 * config.projection_size,), heads, heads, heads)
+    dtypes: tuple[CacheDtype, ...] = ("model", "model", "float32", "float32")
+    return tuple(
+        CacheGroupSpec(name, "state", num_layers, shape, dtype)
+        for name, shape, dtype in zip(RECORD_GROUPS, shapes, dtypes, strict=True)
+    )
+
+
+def commit(
+    cache: Mapping[str, Tensor], records: Mapping[str, Tensor], state_slots: Tensor, cu_seqlens: Tensor, counts: Tensor
+) -> None:
+    """The states of all layers take the first counts[n] [N] tokens of each verified sequence, from its records."""
+    own = KdaRecords(*(records[name] for name in RECORD_GROUPS))
+    ops.kda_commit(cache[STATE_GROUP], cache[CONV_GROUP], own, state_slots, cu_seqlens, counts)
 
 
 class KimiDeltaAttention(nn.Module):
@@ -55,13 +78,19 @@ class KimiDeltaAttention(nn.Module):
     def forward(self, x: Tensor, batch: ForwardBatch) -> Tensor:
         """x [T, D], normed -> [T, D]; reads and writes this layer's states in `batch.cache`."""
         q, k, v, f_a, beta, gate = self.projections(x)
-        o: Tensor = ops.kda_mix(
-            q,
-            k,
-            v,
-            self.f_b_proj(f_a),
-            beta,
-            gate,
+        given, pieces = (q, k, v, self.f_b_proj(f_a), beta, gate), []
+        for part in (batch.plain, batch.verified):
+            if part is None:
+                continue
+            records = (self._records(batch),) if part is batch.verified else ()
+            mix = ops.kda_verify if records else ops.kda_mix
+            own = given if part.tokens.stop - part.tokens.start == x.shape[0] else [y[part.tokens] for y in given]
+            pieces.append(mix(*own, *self._weights(), *self._place(batch, part), *records))
+        y: Tensor = self.o_proj(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        return y
+
+    def _weights(self) -> tuple[Tensor | float, ...]:
+        return (
             self.q_conv1d.weight,
             self.k_conv1d.weight,
             self.v_conv1d.weight,
@@ -71,10 +100,11 @@ class KimiDeltaAttention(nn.Module):
             self.config.gate_lower_bound,
             self.l2_eps,
             self.norm_eps,
-            batch.state(STATE_GROUP, self.index),
-            batch.state(CONV_GROUP, self.index),
-            batch.state_slots,
-            batch.cu_seqlens,
         )
-        y: Tensor = self.o_proj(o)
-        return y
+
+    def _place(self, batch: ForwardBatch, part: Part) -> tuple[Tensor | None, ...]:
+        states = batch.state(STATE_GROUP, self.index), batch.state(CONV_GROUP, self.index)
+        return *states, part.state_slots, part.cu_seqlens
+
+    def _records(self, batch: ForwardBatch) -> KdaRecords:
+        return KdaRecords(*(batch.record(name, self.index) for name in RECORD_GROUPS))

@@ -96,6 +96,27 @@ class KimiModel(nn.Module):
             groups = (*groups, *dsa.cache_groups(config.indexer, num_mla, self.key_values))
         return (*groups, *kda.cache_groups(config.kda, num_kda)) if num_kda else groups
 
+    def record_groups(self) -> tuple[CacheGroupSpec, ...]:
+        """What each token that may be taken back leaves until it is committed, as seats of one token."""
+        num_kda = len(self.config.kda_layers)
+        return kda.record_groups(self.config.kda, num_kda) if num_kda else ()
+
+    def commit(
+        self,
+        cache: Mapping[str, Tensor],
+        records: Mapping[str, Tensor],
+        state_slots: Tensor,
+        cu_seqlens: Tensor,
+        counts: Tensor,
+    ) -> None:
+        """Moves the states on by the first counts[n] [N] tokens of each sequence that a pass verified.
+
+        state_slots [N] and cu_seqlens [N+1], counted from 0, are of the verified sequences alone. The states are then
+        those of as many passes of one token.
+        """
+        if self.config.kda_layers:
+            kda.commit(cache, records, state_slots, cu_seqlens, counts)
+
 
 def trainable_model(config: ModelConfig, eps: NormEps) -> KimiModel:
     """A float32 model whose every weight is a parameter, uninitialised."""

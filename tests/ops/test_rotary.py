@@ -40,7 +40,7 @@ def test_scores_depend_on_the_distance_alone(is_interleaved):
     def score(q_position, k_position):
         turned = []
         for x, position in ((q, q_position), (k, k_position)):
-            turns = ops.rotary_turns(frequencies, 1.0, torch.tensor([position + 1]), torch.tensor([0, 1]))
+            turns = ops.rotary_turns(frequencies, 1.0, torch.tensor([position + 1]), torch.tensor([0, 1]), 1)
             turned.append(ops.rotate(x, turns, is_interleaved))
         return (turned[0] * turned[1]).sum()
 

@@ -35,7 +35,32 @@ class HeadMix {
     for (int stream = 0; stream < 3; ++stream) windows_[stream].end(conv_state(stream));
   }
 
+  // Token by token from the states, which stay as they are; records [tokens, ...] get a row per token.
+  void verify(int64_t first, int64_t end, const KdaRecords& records) {
+    const ChunkBuffers& b = buffers_;
+    float* state = b.panels;
+    std::memcpy(state, args_.state + (slot_ * args_.heads + head_) * width_ * width_, sizeof(float) * width_ * width_);
+    for (int stream = 0; stream < 3; ++stream) windows_[stream].begin(conv_state(stream));
+    for (int64_t t = first; t < end; ++t) {
+      load_rows(t, 1);
+      delta_step<W>(state, b.q, b.k, b.v, b.decay, b.beta[0], width_, b.inward, b.o);
+      record(t, records, b.inward + 3 * width_);
+      store_rows(t, 1);
+    }
+  }
+
  private:
+  void record(int64_t t, const KdaRecords& records, const float* correction) const {
+    const void* const inputs[3] = {args_.q, args_.k, args_.v};
+    for (int64_t stream = 0; stream < 3; ++stream)
+      std::memcpy(static_cast<E*>(records.inputs) + (3 * t + stream) * hidden_ + at_, row(inputs[stream], t),
+                  sizeof(E) * width_);
+    const int64_t to = t * hidden_ + at_;
+    for (int64_t c = 0; c < width_; c += kLanes) store(static_cast<E*>(records.keys) + to + c, load(buffers_.k + c));
+    std::memcpy(records.decays + to, buffers_.decay, sizeof(float) * width_);
+    std::memcpy(records.corrections + to, correction, sizeof(float) * width_);
+  }
+
   void run_token(int64_t t, float* state) {
     if (state == nullptr) {
       state = buffers_.panels;

@@ -82,6 +82,17 @@ inline void gate_rows(const PairArgs& args) {
   });
 }
 
+inline void swiglu(const PairArgs& args) {
+  with_element(args.type, [&](auto* e) {
+    using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;
+    const E *gate = static_cast<const E*>(args.x), *up = static_cast<const E*>(args.z);
+    E* y = static_cast<E*>(args.y);
+    for_elements(args.count, [&](auto load, auto store, int64_t i) {
+      store(y + i, mul(rounded_as<E>(silu(load(gate + i))), load(up + i)));
+    });
+  });
+}
+
 inline void scale_rows(const ScaleArgs& args) {
   with_element(args.type, [&](auto* e) {
     using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;

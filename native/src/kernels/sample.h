@@ -202,10 +202,13 @@ void sample_row(const SampleArgs& args, int64_t row) {
                  size, values);
   const double* settings = args.settings + row * kSampleSettings;
   const float best = args.best[row] = best_of(values, size);
+  int64_t* masses = args.masses == nullptr ? nullptr : args.masses + row * size;
+  if (masses != nullptr) std::fill_n(masses, size, 0);
   args.ids[row] = -1;
   if (!std::isfinite(best)) return;
   if (settings[0] == 0) {
-    args.ids[row] = std::find(values, values + size, best) - values;
+    const int64_t id = args.ids[row] = std::find(values, values + size, best) - values;
+    if (masses != nullptr) masses[id] = 1;
     return;
   }
   const F temperature = set(static_cast<float>(std::clamp(settings[0], kLowestTemperature, kHighestTemperature)));
@@ -222,6 +225,7 @@ void sample_row(const SampleArgs& args, int64_t row) {
   if (top_k > 0 || top_p < 1) sampled.drop_others();
   if (settings[3] > 0) sampled.drop_below(static_cast<float>(settings[3]));
   args.ids[row] = sampled.draw(settings[4]);
+  if (masses != nullptr) std::transform(weights, weights + size, masses, mass_of);
 }
 
 inline void sample_tokens(const SampleArgs& args) {

@@ -55,14 +55,12 @@ class DraftBlocks:
         token_ids_NL[:, 0] = anchor_ids
         positions_NL = num_before[:, None] + torch.arange(num_rows)
         slots_NL = block_table.gather(1, positions_NL // block_size) * block_size + positions_NL % block_size
-        ends = num_before + num_rows
+        ends, starts = num_before + num_rows, torch.arange(num_sequences + 1) * num_rows
         seen_NL = positions_NL + 1 if config.is_causal else ends[:, None].expand(-1, num_rows)
         return DraftBlocks(
             token_ids=token_ids_NL.flatten(),
             slot_mapping=slots_NL.flatten(),
-            turns=ops.rotary_turns(
-                frequencies, config.rope.table_factor, ends, torch.arange(num_sequences + 1) * num_rows
-            ),
+            turns=ops.rotary_turns(frequencies, config.rope.table_factor, ends, starts, num_sequences * num_rows),
             block_table=block_table.repeat_interleave(num_rows, dim=0),
             seq_lens=seen_NL.flatten().contiguous(),
             cu_seqlens=torch.arange(num_sequences * num_rows + 1),

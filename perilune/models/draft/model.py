@@ -136,7 +136,8 @@ class DraftModel(nn.Module):
 
         Rows of tokens that are rejected later are overwritten before a pass reads them.
         """
-        turns = ops.rotary_turns(self.frequencies, self.config.rope.table_factor, batch.seq_lens, batch.cu_seqlens)
+        place = (batch.seq_lens, batch.cu_seqlens, batch.token_ids.shape[0])
+        turns = ops.rotary_turns(self.frequencies, self.config.rope.table_factor, *place)
         outputs = iter(self.context_linears(self.context(taps)))
         for index, layer in enumerate(self.layers):
             attention = layer.self_attn

@@ -9,7 +9,8 @@ gqa_attention(q, rows, block_table, seq_lens, cu_seqlens, scale) -> o [T, H, D] 
     Scores and softmax are float32, probabilities are rounded to q's dtype.
 """
 
-from perilune.ops.gqa import reference
+from perilune.ops._native import register
+from perilune.ops.gqa import native, reference
 from perilune.ops.registry import Op, tensor_key
 
 gqa_rows = Op(
@@ -26,3 +27,6 @@ gqa_attention = Op(
         q, rows, sizes=(*q.shape[1:], rows.shape[-1])
     ),
 )
+
+register(gqa_rows, native.gqa_rows, native.supports_rows)
+register(gqa_attention, native.gqa_attention, native.supports_attention)

@@ -18,12 +18,24 @@ kda_mix(q, k, v, z, beta, gate, q_conv, k_conv, v_conv, a_log, dt_bias, o_norm, 
     one token, kda_chunk for longer ones; gated_rms_norm with gate. Every result is rounded where these ops round it.
     state as above and conv_state [slots, K-1, 3 P], q | k | v, are read and replaced in place; both or none are given.
     o [T, P] in q's dtype.
+
+kda_verify(the arguments of kda_mix, records) -> o, for tokens that may be taken back: every sequence takes the
+    recurrence, `state` and `conv_state` are given and stay as they are. `records` is a KdaRecords of one layer, whose
+    first T rows are written: inputs [R, 3 P], q | k | v as given, and keys [R, H, D] in q's dtype; decays and
+    corrections [R, H, D] f32.
+kda_commit(state, conv_state, records, state_slots, cu_seqlens, counts): all layers at once take the first counts[n] [N]
+    int64 tokens of each sequence of a verifying pass. state [L, slots, H, D, D] f32 and conv_state [L, slots, K-1, 3 P]
+    change in place; records as above with layers in front. The states are then those of as many plain steps of one
+    token: by the native core to the bit, if it did all of it. IndexError for a count beyond the sequence's tokens.
 """
+
+from typing import Any
 
 from torch import Tensor
 
 from perilune.ops._native import register
-from perilune.ops.kda import native, reference
+from perilune.ops.kda import native, reference, replay
+from perilune.ops.kda.replay import KdaRecords
 from perilune.ops.registry import Op, OpKey, tensor_key
 
 
@@ -76,7 +88,37 @@ kda_recurrent = Op("kda_recurrent", reference.kda_recurrent, key=_attention_key)
 kda_chunk = Op("kda_chunk", reference.kda_chunk, key=_attention_key)
 kda_mix = Op("kda_mix", reference.kda_mix, key=_mix_key)
 
+
+def _verify_key(*given: Any) -> OpKey:
+    records: KdaRecords = given[-1]
+    device, dtypes, sizes, needs_grad = _mix_key(*given[:-1])
+    return OpKey(device, (*dtypes, *(record.dtype for record in records)), sizes, needs_grad)
+
+
+def _commit_key(
+    state: Tensor, conv_state: Tensor, records: KdaRecords, state_slots: Tensor, cu_seqlens: Tensor, counts: Tensor
+) -> OpKey:
+    is_whole = all(x.is_contiguous() for x in (state, conv_state, *records))
+    sizes = (state.shape[-1], conv_state.shape[2], is_whole)
+    return tensor_key(state, conv_state, *records, state_slots, cu_seqlens, counts, sizes=sizes)
+
+
+kda_verify = Op("kda_verify", replay.kda_verify, key=_verify_key)
+kda_commit = Op("kda_commit", replay.kda_commit, key=_commit_key)
+
 register(kda_decay, native.kda_decay, native.supports_decay)
 register(kda_recurrent, native.kda_recurrent, native.supports_attention)
 register(kda_chunk, native.kda_chunk, native.supports_attention)
 register(kda_mix, native.kda_mix, native.supports_mix)
+register(kda_verify, native.kda_verify, native.supports_verify)
+register(kda_commit, native.kda_commit, native.supports_commit)
+
+__all__ = [
+    "KdaRecords",
+    "kda_chunk",
+    "kda_commit",
+    "kda_decay",
+    "kda_mix",
+    "kda_recurrent",
+    "kda_verify",
+]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from perilune.ops.case import LAYOUTS, Case, CaseTable, Layout, Tolerance, scattered_slots
+from perilune.ops.kda.replay import KdaRecords
 
 _L2_EPS = 1e-6
 _NORM_EPS = 1e-5
@@ -133,9 +134,64 @@ def mix_arguments(case: MixCase, generator: torch.Generator) -> tuple[Any, ...]:
     return *given, *weights, state, conv_state, state_slots, case.layout.cu_seqlens
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommitCase(Case):
+    """Records of `layers` layers over the sequences of `layout`, of which `counts` tokens are taken each."""
+
+    layout: Layout
+    counts: tuple[int, ...]
+    heads: int
+    width: int
+    layers: int = 2
+    taps: int = 4
+
+
+_VERIFY_FLOAT32 = tuple(case for case in _MIX_FLOAT32 if case.has_state)
+VERIFY_CASES = (*_VERIFY_FLOAT32, *(case.in_bfloat16() for case in _VERIFY_FLOAT32))
+_DRAFTED = Layout((8, 1, 3, 8), (40, 0, 7, 1))
+_COMMIT_FLOAT32 = (
+    CommitCase(name="some of each", layout=_DRAFTED, counts=(3, 1, 0, 8), heads=3, width=16),
+    CommitCase(name="nothing", layout=_DRAFTED, counts=(0, 0, 0, 0), heads=2, width=32),
+    CommitCase(name="all", layout=_DRAFTED, counts=(8, 1, 3, 8), heads=2, width=48),
+    CommitCase(name="fewer than the taps", layout=_DRAFTED, counts=(1, 1, 2, 2), heads=2, width=16, taps=6),
+    CommitCase(name="two heads of K3", layout=Layout((8,), (50,)), counts=(5,), heads=2, width=128, layers=3),
+)
+COMMIT_CASES = (*_COMMIT_FLOAT32, *(case.in_bfloat16() for case in _COMMIT_FLOAT32))
+
+
+def verify_arguments(case: MixCase, generator: torch.Generator) -> tuple[Any, ...]:
+    """Those of kda_mix, and records with two rows more than there are tokens, all zero."""
+    given = mix_arguments(case, generator)
+    rows = case.layout.num_tokens + 2
+    inputs = torch.zeros(rows, 3 * case.heads * case.width, dtype=case.dtype)
+    keys, decays, corrections = (torch.zeros(rows, case.heads, case.width) for _ in range(3))
+    return *given, KdaRecords(inputs, keys.to(case.dtype), decays, corrections)
+
+
+def commit_arguments(case: CommitCase, generator: torch.Generator) -> tuple[Any, ...]:
+    """Rows beyond the tokens, and states of other sequences, hold NaN."""
+    num_tokens, rows, size = case.layout.num_tokens, case.layout.num_tokens + 2, case.heads * case.width
+    inputs = torch.full((case.layers, rows, 3 * size), torch.nan)
+    keys, decays, corrections = (torch.full((case.layers, rows, case.heads, case.width), torch.nan) for _ in range(3))
+    for record in (inputs, keys, corrections):
+        record[:, :num_tokens].normal_(generator=generator)
+    decays[:, :num_tokens].uniform_(0.01, 1.0, generator=generator)
+    num_slots, state_slots = scattered_slots(len(case.layout.new), generator)
+    state = torch.full((case.layers, num_slots, case.heads, case.width, case.width), torch.nan)
+    conv_state = torch.full((case.layers, num_slots, case.taps - 1, 3 * size), torch.nan)
+    for owner in (state, conv_state):
+        own = owner[:, state_slots]
+        owner[:, state_slots] = own.normal_(generator=generator)
+    records = KdaRecords(inputs.to(case.dtype), keys.to(case.dtype), decays, corrections)
+    counts = torch.tensor(case.counts)
+    return state, conv_state.to(case.dtype), records, state_slots, case.layout.cu_seqlens, counts
+
+
 TABLES: dict[str, CaseTable[Any]] = {
     "kda_decay": CaseTable(DECAY_CASES, decay_arguments),
     "kda_recurrent": CaseTable(CASES, attention_arguments),
     "kda_chunk": CaseTable(CASES, attention_arguments),
     "kda_mix": CaseTable(MIX_CASES, mix_arguments),
+    "kda_verify": CaseTable(VERIFY_CASES, verify_arguments),
+    "kda_commit": CaseTable(COMMIT_CASES, commit_arguments),
 }

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from perilune.ops._native import ACTIVATIONS, address, code, core, refusal, refuse_types
 from perilune.ops.conv.native import MAX_TAPS
+from perilune.ops.kda.replay import KdaRecords
 from perilune.ops.registry import OpKey
 
 _FLOAT32 = (torch.float32,)
@@ -129,43 +130,123 @@ def kda_mix(
     cu_seqlens: Tensor,
 ) -> Tensor:
     """See the package's contract."""
-    q, k, v, z, beta, gate = (x.contiguous() for x in (q, k, v, z, beta, gate))
-    q_conv, k_conv, v_conv = q_conv.contiguous(), k_conv.contiguous(), v_conv.contiguous()
-    a_log, dt_bias, o_norm = a_log.contiguous(), dt_bias.contiguous(), o_norm.contiguous()
-    o = torch.empty_like(q)
+    activations, weights = (q, k, v, z, beta, gate), (q_conv, k_conv, v_conv, a_log, dt_bias, o_norm)
     kept = None if state is None else state.contiguous()
     kept_conv = None if conv_state is None else conv_state.contiguous()
-    core().kda_mix(
-        address(q),
-        address(k),
-        address(v),
-        address(z),
-        address(beta),
-        address(gate),
-        code(q),
-        beta.shape[1],
-        o_norm.shape[0],
-        q_conv.shape[-1],
-        address(q_conv),
-        address(k_conv),
-        address(v_conv),
-        address(a_log),
-        address(dt_bias),
-        address(o_norm),
-        lower_bound,
-        l2_eps,
-        norm_eps,
-        address(kept),
-        address(kept_conv),
-        code(q if kept_conv is None else kept_conv),
-        (address(cu_seqlens), address(state_slots), cu_seqlens.numel() - 1),
-        address(o),
-    )
+    numbers = (lower_bound, l2_eps, norm_eps)
+    o = _mix(activations, weights, numbers, kept, kept_conv, state_slots, cu_seqlens, _NO_RECORDS)
     if state is not None and kept is not state:
         state.copy_(kept)
     if conv_state is not None and kept_conv is not conv_state:
         conv_state.copy_(kept_conv)
     return o
+
+
+def kda_verify(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    z: Tensor,
+    beta: Tensor,
+    gate: Tensor,
+    q_conv: Tensor,
+    k_conv: Tensor,
+    v_conv: Tensor,
+    a_log: Tensor,
+    dt_bias: Tensor,
+    o_norm: Tensor,
+    lower_bound: float,
+    l2_eps: float,
+    norm_eps: float,
+    state: Tensor,
+    conv_state: Tensor,
+    state_slots: Tensor,
+    cu_seqlens: Tensor,
+    records: KdaRecords,
+) -> Tensor:
+    """See the package's contract; records are contiguous."""
+    assert all(record.is_contiguous() for record in records)
+    assert records.inputs.shape[0] >= q.shape[0], "fewer rows of records than tokens"
+    activations, weights = (q, k, v, z, beta, gate), (q_conv, k_conv, v_conv, a_log, dt_bias, o_norm)
+    states, numbers = (state.contiguous(), conv_state.contiguous()), (lower_bound, l2_eps, norm_eps)
+    return _mix(activations, weights, numbers, *states, state_slots, cu_seqlens, _addresses(records))
+
+
+_NO_RECORDS = (0, 0, 0, 0)
+
+
+def _addresses(records: KdaRecords) -> tuple[int, int, int, int]:
+    return address(records.inputs), address(records.keys), address(records.decays), address(records.corrections)
+
+
+def _mix(
+    activations: tuple[Tensor, ...],
+    weights: tuple[Tensor, ...],
+    numbers: tuple[float, float, float],
+    state: Tensor | None,
+    conv_state: Tensor | None,
+    state_slots: Tensor,
+    cu_seqlens: Tensor,
+    records: tuple[int, int, int, int],
+) -> Tensor:
+    activations, weights = tuple(x.contiguous() for x in activations), tuple(x.contiguous() for x in weights)
+    q, beta, q_conv, o_norm = activations[0], activations[4], weights[0], weights[5]
+    o = torch.empty_like(q)
+    core().kda_mix(
+        *map(address, activations),
+        code(q),
+        beta.shape[1],
+        o_norm.shape[0],
+        q_conv.shape[-1],
+        *map(address, weights),
+        *numbers,
+        address(state),
+        address(conv_state),
+        code(q if conv_state is None else conv_state),
+        (address(cu_seqlens), address(state_slots), cu_seqlens.numel() - 1),
+        address(o),
+        records,
+    )
+    return o
+
+
+def kda_commit(
+    state: Tensor, conv_state: Tensor, records: KdaRecords, state_slots: Tensor, cu_seqlens: Tensor, counts: Tensor
+) -> None:
+    """See the package's contract."""
+    layers, rows, heads, width = records.keys.shape
+    core().kda_commit(
+        code(records.inputs),
+        layers,
+        heads,
+        width,
+        conv_state.shape[2] + 1,
+        rows,
+        state.shape[1],
+        _addresses(records),
+        address(state),
+        address(conv_state),
+        code(conv_state),
+        (address(cu_seqlens), address(state_slots), state_slots.shape[0]),
+        address(counts),
+    )
+
+
+def supports_verify(key: OpKey) -> str | None:
+    """As kda_mix; records in the activations' dtype and float32."""
+    own = key.dtypes[:1]
+    reason = supports_mix(key._replace(dtypes=key.dtypes[:-4]))
+    return reason or refuse_types(key._replace(dtypes=key.dtypes[-4:]), own, own, _FLOAT32, _FLOAT32)
+
+
+def supports_commit(key: OpKey) -> str | None:
+    """float32 states, contiguous ones and records."""
+    width, _, is_whole = key.sizes
+    if not is_whole:
+        return "states and records must be contiguous"
+    own, ids = key.dtypes[2:3], (torch.int64,)
+    types: list[tuple[Any, ...]] = [_FLOAT32, ACTIVATIONS, ACTIVATIONS, own, _FLOAT32, _FLOAT32, ids, ids, ids]
+    return refusal(key, multiples=(width,)) or refuse_types(key, *types)
 
 
 def supports_mix(key: OpKey) -> str | None:

@@ -38,18 +38,35 @@ def kda_recurrent(
 ) -> Tensor:
     """S <- diag(exp g) S; S <- S + beta k (v - S^T k)^T; o = S^T q, one token after the other."""
     seq_lengths = ragged.lengths(cu_seqlens)
+    o_NLHD, _, s_NHDD = _scan(q, k, v, g, beta, l2_eps, state, state_slots, seq_lengths)
+    _store_state(state, state_slots, s_NHDD)
+    return ragged.unpad(o_NLHD, seq_lengths).to(q.dtype)
+
+
+def _scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    l2_eps: float,
+    state: Tensor | None,
+    state_slots: Tensor,
+    seq_lengths: list[int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Token by token: o and corrections [N, L, H, D] float32, and the final states; writes nothing."""
     q_NLHD, k_NLHD, v_NLHD = (ragged.pad(x, seq_lengths) for x in _normalised(q, k, v, l2_eps))
     g_NLHD, beta_NLH = ragged.pad(g, seq_lengths), ragged.pad(beta, seq_lengths)
     s_NHDD = _initial_state(state, state_slots, q_NLHD)
-    outputs = []
+    outputs, corrections = [], []
     for t in range(q_NLHD.shape[1]):
         k_t = k_NLHD[:, t]
         s_NHDD = g_NLHD[:, t].exp()[..., None] * s_NHDD
         correction = beta_NLH[:, t, :, None] * (v_NLHD[:, t] - torch.einsum("nhkv,nhk->nhv", s_NHDD, k_t))
         s_NHDD = s_NHDD + k_t[..., None] * correction[..., None, :]
         outputs.append(torch.einsum("nhkv,nhk->nhv", s_NHDD, q_NLHD[:, t]))
-    _store_state(state, state_slots, s_NHDD)
-    return ragged.unpad(torch.stack(outputs, dim=1), seq_lengths).to(q.dtype)
+        corrections.append(correction)
+    return torch.stack(outputs, dim=1), torch.stack(corrections, dim=1), s_NHDD
 
 
 def kda_chunk(

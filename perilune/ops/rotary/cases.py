@@ -43,10 +43,10 @@ _ROTATE = (
 ROTATE_CASES = (*_ROTATE, *(case.in_bfloat16() for case in _ROTATE))
 
 
-def turns_arguments(case: TurnsCase, generator: torch.Generator) -> tuple[Tensor, float, Tensor, Tensor]:
+def turns_arguments(case: TurnsCase, generator: torch.Generator) -> tuple[Tensor, float, Tensor, Tensor, int]:
     """Frequencies from 1 down to 1e-5."""
     frequencies = torch.logspace(0, -5, case.pairs, dtype=torch.float64)
-    return frequencies, case.factor, case.layout.seq_lens, case.layout.cu_seqlens
+    return frequencies, case.factor, case.layout.seq_lens, case.layout.cu_seqlens, case.layout.num_tokens
 
 
 def rotate_arguments(case: RotateCase, generator: torch.Generator) -> tuple[Tensor, Tensor, bool]:

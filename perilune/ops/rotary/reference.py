@@ -6,8 +6,9 @@ from torch import Tensor
 from perilune.ops import ragged
 
 
-def rotary_turns(frequencies: Tensor, factor: float, seq_lens: Tensor, cu_seqlens: Tensor) -> Tensor:
+def rotary_turns(frequencies: Tensor, factor: float, seq_lens: Tensor, cu_seqlens: Tensor, num_tokens: int) -> Tensor:
     """frequencies [P], seq_lens [N], cu_seqlens [N+1] -> [T, 2 P]."""
+    assert int(cu_seqlens[-1]) == num_tokens
     positions = [
         torch.arange(end - length, end)
         for end, length in zip(seq_lens.tolist(), ragged.lengths(cu_seqlens), strict=True)

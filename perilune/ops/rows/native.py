@@ -54,6 +54,14 @@ def gate_rows(x: Tensor, gate: Tensor) -> Tensor:
     return y
 
 
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """See the package's contract."""
+    gate, up = gate.contiguous(), up.contiguous()
+    y = torch.empty_like(gate)
+    core().swiglu(address(gate), address(up), code(gate), gate.numel(), address(y))
+    return y
+
+
 def supports_pair(key: OpKey) -> str | None:
     """Any sizes; float32 or bfloat16, both the same."""
     return refusal(key) or refuse_types(key, ACTIVATIONS, key.dtypes[:1])

@@ -12,6 +12,10 @@ sample_tokens(logits, settings, mask) -> (ids, best): one token per row of logit
     rising order of id, at which the kept mass passes floor(number * all kept mass). Every implementation computes
     e^x by the same float32 operations, and sums of masses are exact, so that all choose the same token.
 
+sample_masses(logits, settings, mask) -> (ids, best, masses): the same, and masses [R, V] int64 of the tokens that a row
+    draws among, 0 for all others, so that token i is drawn with the probability masses[i] / sum of masses. A row that
+    takes the best has mass 1 there; one whose best is not finite has none.
+
 penalize(logits, ids, num_prompt, repetition, frequency, presence): changes logits [V] float32 in place.
     ids [n] int64: the prompt's num_prompt tokens, then the output's. Each token among them is divided by `repetition`
     where positive, else multiplied; those of the output, standing there c times, lose frequency * c + presence.
@@ -30,6 +34,7 @@ def _key(logits: torch.Tensor, settings: torch.Tensor, mask: torch.Tensor | None
 
 
 sample_tokens = Op("sample_tokens", reference.sample_tokens, key=_key)
+sample_masses = Op("sample_masses", reference.sample_masses, key=_key)
 penalize = Op(
     "penalize",
     reference.penalize,
@@ -39,6 +44,7 @@ penalize = Op(
 )
 
 register(sample_tokens, native.sample_tokens, native.supports_sample_tokens)
+register(sample_masses, native.sample_masses, native.supports_sample_tokens)
 register(penalize, native.penalize, native.supports_penalize)
 
-__all__ = ["NUM_SETTINGS", "penalize", "sample_tokens"]
+__all__ = ["NUM_SETTINGS", "penalize", "sample_masses", "sample_tokens"]

@@ -103,6 +103,7 @@ def penalty_arguments(case: PenaltyCase, generator: torch.Generator) -> tuple[Te
 
 
 TABLES: dict[str, CaseTable[Any]] = {
+    "sample_masses": CaseTable(CASES, sample_arguments),
     "sample_tokens": CaseTable(CASES, sample_arguments),
     "penalize": CaseTable(PENALTY_CASES, penalty_arguments),
 }

@@ -9,12 +9,22 @@ from perilune.ops.registry import OpKey
 
 def sample_tokens(logits: Tensor, settings: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """See the package's contract."""
+    return _sample(logits, settings, mask, None)
+
+
+def sample_masses(logits: Tensor, settings: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """See the package's contract."""
+    masses = torch.empty(logits.shape, dtype=torch.int64)
+    return *_sample(logits, settings, mask, masses), masses
+
+
+def _sample(logits: Tensor, settings: Tensor, mask: Tensor | None, masses: Tensor | None) -> tuple[Tensor, Tensor]:
     logits, settings = logits.contiguous(), settings.contiguous()
     mask = None if mask is None else mask.contiguous()
     rows, columns = logits.shape
     ids, best = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
     given = (address(logits), code(logits), rows, columns, address(mask), address(settings))
-    core().sample_tokens(*given, address(ids), address(best))
+    core().sample_tokens(*given, address(ids), address(best), address(masses))
     return ids, best
 
 

@@ -13,14 +13,23 @@ _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-
 
 def sample_tokens(logits: Tensor, settings: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """logits [R, V], settings [R, 5], mask [R, words] -> ids [R], best [R]."""
+    return sample_masses(logits, settings, mask)[:2]
+
+
+def sample_masses(logits: Tensor, settings: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """logits [R, V], settings [R, 5], mask [R, words] -> ids [R], best [R], masses [R, V]."""
     values = logits.float()
     if mask is not None:
         values = values.masked_fill(~_allowed(mask, values.shape[1]), -torch.inf)
     best = values.amax(-1)
-    ids = torch.full(best.shape, -1)
+    ids, masses = torch.full(best.shape, -1), torch.zeros(values.shape, dtype=torch.int64)
     for row in best.isfinite().nonzero().flatten().tolist():
-        ids[row] = _sample_row(values[row], best[row], settings[row].tolist())
-    return ids, best
+        masses[row] = _kept_masses(values[row], best[row], settings[row].tolist())
+        reached = masses[row].cumsum(0)
+        total_mass = int(reached[-1])
+        mark = min(int(float(settings[row, 4]) * float(total_mass)), total_mass - 1)
+        ids[row] = int((reached > mark).nonzero()[0])
+    return ids, best, masses
 
 
 def penalize(
@@ -39,10 +48,12 @@ def _allowed(mask: Tensor, size: int) -> Tensor:
     return bits.flatten(1)[:, :size].bool()
 
 
-def _sample_row(logits: Tensor, best: Tensor, settings: list[float]) -> int:
-    temperature, top_k, top_p, min_p, uniform = settings
+def _kept_masses(logits: Tensor, best: Tensor, settings: list[float]) -> Tensor:
+    temperature, top_k, top_p, min_p, _ = settings
     if temperature == 0:
-        return int((logits == best).nonzero()[0])
+        only = torch.zeros(logits.shape, dtype=torch.int64)
+        only[(logits == best).nonzero()[0]] = 1
+        return only
     bounded = min(max(temperature, _LOWEST_TEMPERATURE), _HIGHEST_TEMPERATURE)
     values = (logits - best) / torch.tensor(bounded, dtype=torch.float32)
     weights = exp_in_steps(values)
@@ -57,10 +68,7 @@ def _sample_row(logits: Tensor, best: Tensor, settings: list[float]) -> int:
     kept = torch.zeros_like(masses)
     kept[order] = masses[order]
     kept[weights < torch.tensor(min_p, dtype=torch.float32)] = 0
-    reached = kept.cumsum(0)
-    total_mass = int(reached[-1])
-    mark = min(int(uniform * float(total_mass)), total_mass - 1)
-    return int((reached > mark).nonzero()[0])
+    return kept
 
 
 def exp_in_steps(x: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from perilune.errors import CheckpointError
 from perilune.models.draft.block import DRAFT_GROUP
 from perilune.models.draft.model import build_draft
 from perilune.models.draft.tapped import TappedModel
+from perilune.ops import _native
+from perilune.ops.recording import Arena, record, replay
 from tests.drafts import gqa_values, mla_values, write_draft
 from tests.models.passes import BLOCK_SIZE, pass_over
 
@@ -205,3 +207,28 @@ def test_bfloat16_drafts_stay_near(directory, model, tapped, draft):
     taps = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     wide, rounded = draft.context(taps), narrow.context(taps.bfloat16()).float()
     assert 0 < float((wide - rounded).norm() / wide.norm()) < 2e-2
+
+
+@pytest.mark.skipif(_native.absence() is not None, reason=str(_native.absence()))
+def test_passes_of_few_tokens_are_recorded_and_replayed_with_their_context_rows(model, tapped, draft):
+    """Plain decoding and verifying; the second recording succeeds, for the first one keeps what later ones find."""
+    records = CacheStorage(model.record_groups(), num_blocks=0, block_size=1, num_slots=8, dtype="float32").views
+    for token_ids, num_verifies in ([[31], 0], [[31, 7, 150], 1]):
+        cache, arena = new_cache(tapped), Arena()
+        tapped(pass_over([(TOKENS, 0, TABLE, 0)], cache))
+        batch = pass_over([(token_ids, len(TOKENS), TABLE, 0)], cache)
+        batch = replace(batch, num_verifies=num_verifies, num_decodes=1 - num_verifies, records=records)
+        batch.prepare()
+        with torch.inference_mode():
+            record(lambda batch=batch: tapped(batch), arena)
+            recording = record(lambda batch=batch: tapped(batch), arena)
+        assert recording.refusal is None
+        expected = new_cache(tapped)
+        tapped(pass_over([(TOKENS, 0, TABLE, 0)], expected))
+        for name in cache:
+            cache[name].copy_(expected[name])
+        batch.token_ids.copy_(torch.tensor([88, 9, 3][: len(token_ids)]))
+        replay(recording.program)
+        own = replace(batch, cache=expected)
+        assert torch.equal(recording.result, tapped(own))
+        assert torch.equal(cache[DRAFT_GROUP].nan_to_num(), expected[DRAFT_GROUP].nan_to_num())
