@@ -9,7 +9,6 @@ import logging
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
@@ -20,6 +19,7 @@ from perilune.engine.policy.gate import Gate
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput, TokenLogprob
 from perilune.engine.stats import EngineStats, HistogramData
 from perilune.errors import RequestError
+from perilune.grammar.lanes import CompileLanes
 from perilune.grammar.matcher import GrammarState
 
 __all__ = [
@@ -130,18 +130,17 @@ class InProcessClient:
         self._failure: str | None = None
         self._stats = core.stats()
         self._gate = Gate(core.limits.max_num_seqs, core.limits.max_waiting)
-        # one at a time, so that hostile grammars take turns and never the threads of anybody else
-        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="perilune-grammar")
+        self._grammars = CompileLanes()
         self._thread = threading.Thread(target=self._run, name="perilune-engine", daemon=True)
 
     def start(self) -> None:
         assert self._phase is _Phase.NEW, self._phase.value
         self._phase = _Phase.RUNNING
         self._thread.start()
-        self._compiling.submit(self._core.warm_up)
+        self._grammars.start(self._core.warm_up)
 
     def stop(self, timeout_s: float) -> None:
-        self._compiling.shutdown(wait=False, cancel_futures=True)
+        self._grammars.stop()
         if not self._thread.is_alive():
             return
         self._move_to(_Phase.DRAINING)
@@ -176,7 +175,7 @@ class InProcessClient:
         stream = _Stream(request, loop, asyncio.Queue())
         grammar = None
         if request.grammar is not None:
-            grammar = await loop.run_in_executor(self._compiling, self._core.compile, request)
+            grammar = await self._grammars.run(lambda is_quick: self._core.compile(request, is_quick=is_quick))
         self._submit(stream, grammar)
         try:
             while True:

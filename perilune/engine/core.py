@@ -168,17 +168,17 @@ class EngineCore:
         if self._compiler is not None:
             self._compiler.warm_up()
 
-    def compile(self, message: GenerateRequest) -> GrammarState | None:
+    def compile(self, message: GenerateRequest, *, is_quick: bool = False) -> GrammarState | None:
         """The grammar of a request, ready to be followed; safe to call from any thread.
 
-        Raises RequestError, naming the field, for a grammar that is wrong or too large. May take a good part of a
-        second.
+        Raises RequestError, naming the field, for a grammar that is wrong or too large. May take a second; with
+        `is_quick` it raises NotQuick where it would.
         """
         if message.grammar is None:
             return None
         if self._compiler is None:
             raise RequestError("a grammar needs a tokenizer and this engine has none", param="response_format")
-        return self._compiler.compile(message.grammar)
+        return self._compiler.compile(message.grammar, is_quick=is_quick)
 
     def add(self, message: GenerateRequest, grammar: GrammarState | None = None) -> None:
         """Queue a request with its grammar, which is compiled here if it has not been.

@@ -1,48 +1,31 @@
 """Compiles grammars within bounds of time and size, and keeps the latest ones."""
 
-import re
 import threading
 from collections import OrderedDict
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer
 
 from perilune.errors import RequestError
+from perilune.grammar.library import Refusal, build, read_vocabulary
 from perilune.grammar.matcher import GrammarState
-from perilune.grammar.spec import Grammar, Part
+from perilune.grammar.sandbox import Sandbox, TookTooMuch
+from perilune.grammar.spec import Grammar
+from perilune.grammar.trial import MAX_MEMORY_BYTES
 from perilune.text.tokenizer import Tokenizer
 
 MAX_CACHED = 128
 MAX_CACHED_BYTES = 64 * 1024 * 1024
-
-# Bounds of a compilation and of one step. Fuel is the library's own measure: 50,000 units of the first kind and
-# 14,000 of the second take it about a millisecond.
-_INITIAL_FUEL = 2_000_000
-_STEP_FUEL = 200_000
+# Processor time of a trial: what nearly every grammar needs at most, and what one may take at all.
+QUICK_CPU_S = 0.1
+MAX_CPU_S = 1.0
 
 
-# "at 1(8): failed to compile JSON schema: REASON 1 | start: ..."
-_AROUND_REASON = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?| \d+ \| .*$")
-
-
-class _Vocabulary:
-    """What llguidance wants to know of a tokenizer; ids past its end are control tokens that nothing ever allows."""
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
-        self.eos_token_id = tokenizer.end_of_msg_id
-        padding = range(tokenizer.vocab_size, vocab_size)
-        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
-        self.tokens += [f"<|padding_{token_id}|>".encode() for token_id in padding]
-        self.special_token_ids = list(range(tokenizer.num_ranks, vocab_size))
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return self._tokenizer.encode(text if isinstance(text, str) else text.decode())
+class NotQuick(Exception):
+    """A grammar needs more time than those that others should wait for."""
 
 
 class GrammarCompiler:
-    """Turns grammars into states for requests; every method may be called from any thread.
+    """Turns grammars into states for requests; every method may be called from any thread, also side by side.
 
     `vocab_size` is the model's, which may be larger than the tokenizer's.
     """
@@ -50,31 +33,34 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int):
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self._sandbox = Sandbox(tokenizer, vocab_size)
         self._lock = threading.Lock()
         self._vocabulary: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._results: OrderedDict[tuple[str, ...], LLMatcher | Refusal] = OrderedDict()
         self._num_bytes = 0
-        self._limits = LLParserLimits(
-            initial_lexer_fuel=_INITIAL_FUEL,
-            step_lexer_fuel=_STEP_FUEL,
-            precompute_large_lexemes=False,
-            verbose_errors=False,
-        )
 
     def warm_up(self) -> None:
-        """Read the vocabulary, which the first compilation would otherwise do."""
-        with self._lock:
-            self._read_vocabulary()
+        """Read the vocabulary here and in the process for trials, which the first compilation would otherwise do."""
+        self._sandbox.start()
+        self._read_vocabulary()
 
-    def compile(self, grammar: Grammar) -> GrammarState:
-        """The state of a request at its beginning; RequestError, naming the field, for what cannot be compiled."""
+    def compile(self, grammar: Grammar, *, is_quick: bool = False) -> GrammarState:
+        """The state of a request at its beginning; RequestError, naming the field, for what cannot be compiled.
+
+        With `is_quick` NotQuick is raised for a grammar that does not compile in a tenth of a second.
+        """
+        # a refusal names the fields
+        key = (grammar.source, *(part.field for part in grammar.parts))
         with self._lock:
-            matcher = self._compiled.get(grammar.source)
-            if matcher is None:
-                matcher = self._compile(grammar)
-                self._keep(grammar.source, matcher)
-            self._compiled.move_to_end(grammar.source)
-            state = GrammarState(matcher.deep_copy(), grammar.gate, self._tokenizer, self.vocab_size)
+            result = self._results.get(key)
+            if result is not None:
+                self._results.move_to_end(key)
+        if result is None:
+            result = self._judge(grammar, is_quick) or build(self._read_vocabulary(), grammar.source)
+            self._keep(key, result)
+        if isinstance(result, Refusal):
+            raise RequestError(result.message, param=result.field)
+        state = GrammarState(result.deep_copy(), grammar.gate, self._tokenizer, self.vocab_size)
         error = state.begin(grammar.prefix)
         if error is not None:
             field = grammar.parts[0].field if grammar.parts else None
@@ -83,38 +69,31 @@ class GrammarCompiler:
             )
         return state
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
-        matcher = LLMatcher(self._read_vocabulary(), grammar.source, log_level=0, limits=self._limits)
-        for part in grammar.parts if matcher.is_error() else grammar.parts[:1]:
-            self._check(part)
-        if matcher.is_error():
+    def _judge(self, grammar: Grammar, is_quick: bool) -> Refusal | None:
+        try:
+            return self._sandbox.judge(grammar, QUICK_CPU_S if is_quick else MAX_CPU_S)
+        except TookTooMuch:
+            if is_quick:
+                raise NotQuick from None
             field = grammar.parts[0].field if grammar.parts else None
-            raise RequestError(f"the grammar for {field} cannot be compiled: {_reason(matcher)}", param=field)
-        return matcher
+            return Refusal(
+                f"{field or 'what constrains the answer'} takes more than {MAX_CPU_S:g} s of processor time or "
+                f"{MAX_MEMORY_BYTES // 2**20} MiB to compile, which is the limit: make it simpler",
+                field,
+            )
 
-    def _check(self, part: Part) -> None:
-        """Refuse a part that is no grammar, or that no text at all satisfies."""
-        matcher = LLMatcher(self._read_vocabulary(), part.source, log_level=0, limits=self._limits)
-        if not matcher.is_error() and not any(matcher.compute_bitmask()):
-            raise RequestError(f"{part.field} cannot be satisfied by any answer", param=part.field)
-        if matcher.is_error():
-            raise RequestError(f"{part.field} is not supported: {_reason(matcher)}{part.advice}", param=part.field)
-
-    def _keep(self, source: str, matcher: LLMatcher) -> None:
-        self._compiled[source] = matcher
-        self._num_bytes += len(source)
-        while len(self._compiled) > MAX_CACHED or self._num_bytes > MAX_CACHED_BYTES:
-            oldest, _ = self._compiled.popitem(last=False)
-            self._num_bytes -= len(oldest)
+    def _keep(self, key: tuple[str, ...], result: LLMatcher | Refusal) -> None:
+        with self._lock:
+            if key in self._results:
+                return
+            self._results[key] = result
+            self._num_bytes += len(key[0])
+            while len(self._results) > MAX_CACHED or self._num_bytes > MAX_CACHED_BYTES:
+                oldest, _ = self._results.popitem(last=False)
+                self._num_bytes -= len(oldest[0])
 
     def _read_vocabulary(self) -> LLTokenizer:
-        if self._vocabulary is None:
-            vocabulary = TokenizerWrapper(_Vocabulary(self._tokenizer, self.vocab_size))
-            self._vocabulary = LLTokenizer(vocabulary, eos_token=list(self._tokenizer.eos_token_ids))
-        return self._vocabulary
-
-
-def _reason(matcher: LLMatcher) -> str:
-    """The library's own words, on one line and without the grammar around them."""
-    words = " ".join(matcher.get_error().split())
-    return _AROUND_REASON.sub("", words)[:300]
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = read_vocabulary(self._tokenizer, self.vocab_size)
+            return self._vocabulary

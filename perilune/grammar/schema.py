@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perilune.errors import RequestError
+from perilune.grammar.spec import MAX_SOURCE_BYTES
 
 Schema = Mapping[str, Any]
 
@@ -33,6 +34,12 @@ def check_schema(schema: object, field: str) -> None:
 
     What the keywords mean is judged by the compiler.
     """
+    try:
+        size = len(json.dumps(schema))
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{field} cannot be written as JSON: {error}", param=field) from error
+    if size > MAX_SOURCE_BYTES:
+        raise RequestError(f"{field} has {size} characters; at most {MAX_SOURCE_BYTES} are allowed", param=field)
     pending: list[tuple[object, str, int]] = [(schema, field, 0)]
     while pending:
         value, place, depth = pending.pop()

@@ -1,5 +1,6 @@
 """Tool calls in the model's own format as Lark rules, the arguments of each held to the schema of its tool."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from llguidance import LLMatcher
@@ -8,7 +9,7 @@ from perilune.errors import RequestError
 from perilune.grammar.markup import INDEX, Markup, escape
 from perilune.grammar.schema import Schema, check_schema, json_rule
 from perilune.grammar.spec import Part, literal
-from perilune.grammar.values import CannotSpell, Value, any_value, not_one_of, values_of
+from perilune.grammar.values import CannotSpell, Scope, Value, any_value, not_one_of, values_of
 from perilune.text.prompt.tools import Tool
 
 # what only a schema kept as a whole can say of the arguments
@@ -27,6 +28,7 @@ class ToolRules:
         self.parts: list[Part] = []
         self._markup = markup
         self._named: dict[str, str] = {}
+        self._written: Counter[str] = Counter()
 
     def add(self, tools: Sequence[Tool], *, is_demanded: bool, is_single: bool) -> str:
         """Rules for calls of `tools`; returns the items that follow `<|open|>` to open, fill and close the channel.
@@ -55,7 +57,7 @@ class ToolRules:
         self.parts.append(Part(field, LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}"), _ADVICE))
         num_rules, named = len(self.rules), dict(self._named)
         try:
-            return self._elements(schema, f"arg_{index}")
+            return self._elements(schema, f"arg_{index}", field)
         except CannotSpell:
             del self.rules[num_rules:]
             self._named = named
@@ -64,7 +66,7 @@ class ToolRules:
         self.rules.append(f"json_{index}: {json_rule({**schema, 'type': 'object'})}")
         return f"{opened} json_{index} {self._markup.close_tag('json')}"
 
-    def _elements(self, schema: Schema, prefix: str) -> str:
+    def _elements(self, schema: Schema, prefix: str, field: str) -> str:
         """The arguments one by one: those declared in their order, then others where the schema speaks of them."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if _WHOLE & schema.keys() or not isinstance(properties, Mapping) or not isinstance(required, list):
@@ -72,15 +74,16 @@ class ToolRules:
         if any(name not in properties for name in required):
             raise CannotSpell
         definitions = {key: schema[key] for key in _DEFINITIONS if isinstance(schema.get(key), Mapping)}
+        scope = Scope(definitions, self._written, field)
         items = []
         for number, (name, value) in enumerate(properties.items()):
             rule = f"{prefix}_{number}"
-            options = [self._argument(rule, name, option) for option in values_of(value, definitions)]
+            options = [self._argument(rule, name, option) for option in values_of(value, scope)]
             self.rules.append(f"{rule}: {' | '.join(options)}")
             items.append(rule if name in required else f"{rule}?")
         more = schema.get("additionalProperties", None if "properties" in schema else True)
         if more is not None and more is not False:
-            items.append(self._dynamic(f"{prefix}_more", values_of(more, definitions), tuple(properties)))
+            items.append(self._dynamic(f"{prefix}_more", values_of(more, scope), tuple(properties)))
         return " ".join(items)
 
     def _argument(self, rule: str, name: str, value: Value) -> str:

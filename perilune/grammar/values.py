@@ -1,14 +1,17 @@
 """A JSON schema of one argument as alternatives by JSON type: strings stand raw in a call, all others as JSON."""
 
+import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
 
+from perilune.errors import RequestError
 from perilune.grammar.markup import ANY_TEXT
-from perilune.grammar.schema import Schema, json_rule
+from perilune.grammar.schema import MAX_ALTERNATIVES, Schema, json_rule
 from perilune.grammar.spec import literal
 
 JSON_TYPES = ("string", "number", "boolean", "null", "object", "array")
@@ -17,6 +20,8 @@ _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "re
 _STRING_KEYS = ("minLength", "maxLength", "pattern", "format")
 _COMBINING = {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$dynamicRef"}
 _MAX_REFERENCES = 16
+_REFERENCES = ("$ref", "$dynamicRef")
+MAX_WRITTEN_CHARS = 4 * 1024 * 1024
 
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -49,13 +54,38 @@ class CannotSpell(Exception):
     """The schema says something that alternatives by type cannot; it must be kept as a whole."""
 
 
+class Scope:
+    """The definitions that the schemas of one tool refer to, and a bound on what is written of them.
+
+    Every value is a grammar of its own and repeats what it refers to, so that a small request could ask for gigabytes.
+    """
+
+    def __init__(self, definitions: Schema, written: Counter[str], field: str):
+        self.definitions = definitions
+        self._written = written
+        self._field = field
+
+    def json_rule(self, schema: Schema) -> str:
+        """The rule for JSON of a schema, with the definitions where it may need them."""
+        has_references = any(f'"{name}"' in json.dumps(schema) for name in _REFERENCES)
+        rule = json_rule({**schema, **self.definitions} if has_references else schema)
+        self._written["characters"] += len(rule)
+        if self._written["characters"] > MAX_WRITTEN_CHARS:
+            raise RequestError(
+                f"{self._field} and the tools before it make a grammar of more than {MAX_WRITTEN_CHARS} characters, "
+                "which is the limit: refer to fewer definitions",
+                param=self._field,
+            )
+        return rule
+
+
 def any_value() -> list[Value]:
     """A value of every type."""
     return [Value("string", ANY_TEXT), *(Value(name, json_rule({"type": name})) for name in JSON_TYPES[1:])]
 
 
-def values_of(schema: object, definitions: Schema, depth: int = 0) -> list[Value]:
-    """The alternatives for values of `schema`, whose local references lead into `definitions` ($defs, definitions)."""
+def values_of(schema: object, scope: Scope, depth: int = 0) -> list[Value]:
+    """The alternatives for values of `schema`, whose local references lead into the definitions of `scope`."""
     if schema is True:
         return any_value()
     if not isinstance(schema, Mapping) or depth > _MAX_REFERENCES:
@@ -64,14 +94,23 @@ def values_of(schema: object, definitions: Schema, depth: int = 0) -> list[Value
     if not says:
         return any_value()
     if set(says) == {"$ref"}:
-        return values_of(_resolve(says["$ref"], definitions), definitions, depth + 1)
+        return values_of(_resolve(says["$ref"], scope.definitions), scope, depth + 1)
     if set(says) == {"anyOf"} and isinstance(says["anyOf"], list) and says["anyOf"]:
-        return [value for option in says["anyOf"] for value in values_of(option, definitions, depth + 1)]
+        return _alternatives(says["anyOf"], scope, depth + 1)
     if _COMBINING & says.keys():
         raise CannotSpell
     if "const" in says or "enum" in says:
         return _listed(says)
-    return _typed(says, definitions)
+    return _typed(says, scope)
+
+
+def _alternatives(options: Sequence[object], scope: Scope, depth: int) -> list[Value]:
+    found: list[Value] = []
+    for option in options:
+        found += values_of(option, scope, depth)
+        if len(found) > MAX_ALTERNATIVES:
+            raise CannotSpell
+    return found
 
 
 def _resolve(reference: object, definitions: Schema) -> object:
@@ -110,19 +149,19 @@ def _is_of(value: object, kind: object) -> bool:
     return isinstance(value, kinds.get(kind, ()))
 
 
-def _typed(says: Schema, definitions: Schema) -> list[Value]:
+def _typed(says: Schema, scope: Scope) -> list[Value]:
     kinds = says.get("type")
-    found = []
+    found: list[Value] = []
     for kind in kinds if isinstance(kinds, list) else [kinds]:
         if kind == "string":
             found.append(_string(says))
         elif kind == "integer" or kind in JSON_TYPES:
             rest = {key: value for key, value in says.items() if key not in _STRING_KEYS}
-            found.append(
-                Value("number" if kind == "integer" else kind, json_rule({**rest, "type": kind, **definitions}))
-            )
+            found.append(Value("number" if kind == "integer" else kind, scope.json_rule({**rest, "type": kind})))
         else:
             raise CannotSpell
+    if not found:
+        raise CannotSpell
     return found
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -13,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from perilune.engine.client import EngineClient
 from perilune.errors import RequestError
 from perilune.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from perilune.server.body import Bodies, json_response
+from perilune.server.body import Bodies, ReadingPools, json_response
 from perilune.server.documentation import describe_bodies, json_body
 from perilune.server.errors import install_error_handlers
 from perilune.server.generate import anthropic_routes, openai_routes
@@ -44,8 +43,6 @@ BODIES = (
     DetokenizeRequest,
 )
 ENGINE_STOP_TIMEOUT_S = 5.0
-# pictures are fetched and decoded on so many threads
-IMAGE_THREADS = 4
 
 
 def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> FastAPI:
@@ -58,9 +55,9 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(client.start)
-        with ThreadPoolExecutor(IMAGE_THREADS, "perilune-images") as pool:
-            app.state.image_pool = pool
-            yield
+        app.state.reading_pools = ReadingPools()
+        yield
+        app.state.reading_pools.close()
         await asyncio.to_thread(client.stop, ENGINE_STOP_TIMEOUT_S)
 
     app = FastAPI(title="perilune", lifespan=lifespan)

@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
@@ -17,6 +18,24 @@ T = TypeVar("T")
 INLINE_BODY_BYTES = 16 * 1024
 # a body that may hold a picture is read on the threads for those; JSON may spell the word with escapes
 MAY_HOLD_IMAGES = re.compile(rb"image|\\u")
+# and one of which a grammar may be written never on the loop, however small it is
+MAY_HOLD_GRAMMAR = re.compile(rb"tools|schema|format|structured_outputs")
+# one as large as this waits for others of its kind, and for none that is smaller
+LARGE_BODY_BYTES = 1024 * 1024
+
+
+class ReadingPools:
+    """The threads on which bodies are read, by what a body costs."""
+
+    def __init__(self) -> None:
+        self.small = ThreadPoolExecutor(4, "perilune-bodies")
+        self.large = ThreadPoolExecutor(2, "perilune-large-bodies")
+        self.images = ThreadPoolExecutor(4, "perilune-images")
+
+    def close(self) -> None:
+        """Give up what has not begun; nobody waits for what has."""
+        for pool in (self.small, self.large, self.images):
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Bodies:
@@ -28,11 +47,16 @@ class Bodies:
     async def read(self, request: Request, read: Callable[[bytes], T]) -> T:
         """The body of `request` as `read` understands it."""
         body = await self._bytes(request)
+        pools: ReadingPools = request.app.state.reading_pools
         if MAY_HOLD_IMAGES.search(body):
-            return await asyncio.get_running_loop().run_in_executor(request.app.state.image_pool, read, body)
-        if len(body) <= INLINE_BODY_BYTES:
+            pool = pools.images
+        elif len(body) > LARGE_BODY_BYTES:
+            pool = pools.large
+        elif len(body) > INLINE_BODY_BYTES or MAY_HOLD_GRAMMAR.search(body):
+            pool = pools.small
+        else:
             return read(body)
-        return await asyncio.to_thread(read, body)
+        return await asyncio.get_running_loop().run_in_executor(pool, read, body)
 
     async def _bytes(self, request: Request) -> bytes:
         """The body, of which no more than the limit is ever held."""

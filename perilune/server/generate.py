@@ -1,6 +1,7 @@
 """The routes that generate: one for each dialect, all on the same plans."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -11,6 +12,7 @@ from perilune.server.anthropic.request import read_request as read_messages
 from perilune.server.anthropic.schema import CountTokensRequest, MessagesRequest
 from perilune.server.body import Bodies, json_response
 from perilune.server.choice import Choice, usage_headers
+from perilune.server.dialect.places import Places
 from perilune.server.documentation import json_body
 from perilune.server.generation import Dispatcher, run_while_connected
 from perilune.server.openai.chat import ChatPlan, answer_chat, plan_chat, stream_chat
@@ -37,11 +39,22 @@ async def _send(
     n: int,
     whole: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
     frames: Callable[[], AsyncGenerator[bytes, None]],
+    places: Places | None = None,
 ) -> Response:
+    """`places` say what the client called the fields that an error of the engine may name."""
+    places = places or Places()
     if is_stream:
-        return EventStream(frames(), lambda: usage_headers(choices, n))
-    answer = await run_while_connected(request.receive, whole())
+        return EventStream(_translated(frames(), places), lambda: usage_headers(choices, n))
+    with places.translated():
+        answer = await run_while_connected(request.receive, whole())
     return json_response(answer, usage_headers(choices, n))
+
+
+async def _translated(frames: AsyncGenerator[bytes, None], places: Places) -> AsyncGenerator[bytes, None]:
+    with places.translated():
+        async with aclosing(frames):
+            async for data in frames:
+                yield data
 
 
 def openai_routes(
@@ -85,12 +98,12 @@ def openai_routes(
 
     @router.post("/v1/responses", openapi_extra=json_body(ResponsesRequest))
     async def responses(request: Request) -> Response:
-        def read(body: bytes) -> tuple[ChatPlan, Echo]:
+        def read(body: bytes) -> tuple[ChatPlan, Echo, Places]:
             chat, echo, places = read_responses(decode_body(body, ResponsesRequest))
             with places.translated():
-                return plan_chat(chat, client.model, tokenizer, settings), echo
+                return plan_chat(chat, client.model, tokenizer, settings), echo, places
 
-        plan, echo = await bodies.read(request, read)
+        plan, echo, places = await bodies.read(request, read)
         choices = plan.choices(tokenizer)
         return await _send(
             request,
@@ -99,6 +112,7 @@ def openai_routes(
             1,
             lambda: answer_response(plan, echo, choices[0], dispatcher, tokenizer),
             lambda: stream_response(plan, echo, choices[0], dispatcher, tokenizer),
+            places,
         )
 
     return router
@@ -112,12 +126,12 @@ def anthropic_routes(
     bodies = Bodies(settings)
 
     async def messages(request: Request) -> Response:
-        def read(body: bytes) -> ChatPlan:
+        def read(body: bytes) -> tuple[ChatPlan, Places]:
             chat, places = read_messages(decode_body(body, MessagesRequest))
             with places.translated():
-                return plan_chat(chat, client.model, tokenizer, settings)
+                return plan_chat(chat, client.model, tokenizer, settings), places
 
-        plan = await bodies.read(request, read)
+        plan, places = await bodies.read(request, read)
         choices = plan.choices(tokenizer)
         return await _send(
             request,
@@ -126,6 +140,7 @@ def anthropic_routes(
             1,
             lambda: answer_message(plan, choices[0], dispatcher),
             lambda: stream_message(plan, choices[0], dispatcher),
+            places,
         )
 
     async def count_tokens(request: Request) -> Response:

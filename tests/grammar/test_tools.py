@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.grammar.conftest import END_TOOLS, OPEN_TOOLS, THINK_END, call, refused, tool
+from perilune.grammar.answer import chat_grammar
+from perilune.text.encoding import encode_chat
+from tests.grammar.conftest import END_TOOLS, OPEN_TOOLS, THINK_END, USER, call, refused, tool
 
 START = f"{THINK_END}{OPEN_TOOLS}"
 
@@ -162,3 +164,37 @@ def test_many_tools_fit_and_the_size_of_all_is_limited(follow):
     large = [tool(f"f{i}", of({"enum": [f"{i} {j}" + "x" * 100 for j in range(100)]})) for i in range(200)]
     error = refused(lambda: follow("", tools=large, tool_choice="required"))
     assert "at most 1048576" in str(error)
+
+
+def test_alternatives_of_alternatives_are_not_spelled_out_but_kept_as_one_piece_of_json(follow):
+    """Eight levels of sixteen alternatives each would be four thousand million values."""
+    level = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"} for _ in range(16)]} for n in range(8)}
+    schema = of({"$ref": "#/$defs/l0"}, **{"$defs": {**level, "l8": {"type": "integer"}}})
+    for text, is_taken in (("1", True), ("true", False)):
+        answer = START + call("f") + f'<|open|>json type="object"<|sep|>{{"k": {text}}}<|close|>json<|sep|>' + END_TOOLS
+        assert (follow(answer, tools=[tool("f", schema)], tool_choice="required") is None) is is_taken
+
+
+def test_alternatives_that_lead_to_no_type_at_all_are_refused(follow):
+    level = {f"l{n}": {"anyOf": [{"$ref": f"#/$defs/l{n + 1}"} for _ in range(16)]} for n in range(8)}
+    schema = of({"$ref": "#/$defs/l0"}, **{"$defs": {**level, "l8": {"type": []}}})
+    error = refused(lambda: follow("", tools=[tool("f", schema)], tool_choice="required"))
+    assert error.param == "tools[0].function.parameters"
+
+
+def test_definitions_that_every_argument_would_repeat_are_refused_before_they_are_written_again(tokenizer):
+    schema = {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "array", "items": {"$ref": "#/$defs/d"}, "maxItems": n} for n in range(900)},
+        "$defs": {"d": {"type": "string"}, **{f"x{n}": {"enum": ["y" * 100]} for n in range(1000)}},
+    }
+    prompt = encode_chat([USER], tokenizer, tools=[tool("f", schema)], tool_choice="required")
+    error = refused(lambda: chat_grammar(prompt, tokenizer, None))
+    assert error.param == "tools[0].function.parameters"
+    assert "4194304 characters" in str(error)
+
+
+def test_arguments_that_refer_to_nothing_repeat_no_definitions(takes):
+    schema = of({"type": "integer"}, **{"$defs": {f"x{n}": {"enum": ["y" * 100]} for n in range(1000)}})
+    schema["properties"] |= {f"p{n}": {"type": "integer", "minimum": n} for n in range(200)}
+    assert takes(schema, ("k", "number", "1"))

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
+from llguidance import LLMatcher
 
 from perilune.cli.make_checkpoint import write_random_checkpoint
 from perilune.config.engine import EngineConfig
@@ -22,6 +24,9 @@ from perilune.server.settings import ServerSettings
 from tests.server.conftest import events
 
 USER = {"role": "user", "content": "go"}
+# without bounds its compiler is at work for days
+ENDLESS = {"type": "string", "allOf": [{"pattern": f".*{n:03}.*{n:02}"} for n in range(60)]}
+OF_ENDLESS = {"type": "object", "properties": {"k": ENDLESS}, "required": ["k"]}
 CITY = {"type": "string", "enum": ["Rome", "Oslo", "São Paulo"]}
 SCHEMAS = [
     {
@@ -240,6 +245,83 @@ def test_what_cannot_be_kept_is_a_400_with_its_field_and_leaves_others_alone(eng
         assert error["param"] == param
         assert says in error["message"]
         assert of_whole(answer)[0] == "fine"
+
+
+FORM = {"type": "json_schema", "name": "n", "schema": ENDLESS}
+ASKED_THROUGH_EVERY_API = [
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [USER],
+            "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": ENDLESS}},
+        },
+        "response_format.json_schema.schema",
+    ),
+    ("/v1/chat/completions", {"messages": [USER], "tools": [tool("f", OF_ENDLESS, strict=True)]}, "tools[0].function."),
+    ("/v1/completions", {"prompt": "go", "structured_outputs": {"json": ENDLESS}}, "structured_outputs.json"),
+    ("/v1/responses", {"input": "go", "text": {"format": FORM}}, "text.format.schema"),
+    (
+        "/v1/responses",
+        {
+            "input": "go",
+            "tool_choice": "required",
+            "tools": [{"type": "function", "name": "f", "parameters": OF_ENDLESS}],
+        },
+        "tools[0].parameters",
+    ),
+    (
+        "/v1/messages",
+        {"messages": [USER], "max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": ENDLESS}}},
+        "output_config.format.schema",
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": [USER],
+            "max_tokens": 9,
+            "tool_choice": {"type": "any"},
+            "tools": [{"name": "f", "input_schema": OF_ENDLESS}],
+        },
+        "tools[0].input_schema",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "field"), ASKED_THROUGH_EVERY_API)
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_schema_that_compiles_for_ever_is_a_400_with_its_field_and_the_limit(ask, path, body, field, is_stream):
+    (answer,) = ask({**body, "stream": is_stream}, path=path)
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert message.startswith(field)
+    assert "takes more than 1 s of processor time" in message
+    if path != "/v1/messages":
+        assert answer.json()["error"]["param"].startswith(field)
+
+
+def test_while_hostile_schemas_are_compiled_others_are_answered(engine, ask):
+    def endless(number):
+        return {"type": "string", "allOf": [*ENDLESS["allOf"], {"minLength": number}]}
+
+    hostile = [chat(engine, structured_outputs={"json": endless(number)}) for number in range(6)]
+    normal = [chat(engine, structured_outputs={"choice": [f"fine {number}"]}) for number in range(6)]
+    answers = ask(*hostile, *normal, chat(engine, max_tokens=5))
+    assert [answer.status_code for answer in answers] == [400] * 6 + [200] * 7
+    assert [of_whole(answer)[0] for answer in answers[6:12]] == [f"fine {number}" for number in range(6)]
+
+
+def test_grammars_are_written_apart_from_the_event_loop(engine, ask, monkeypatch):
+    threads = []
+    write = LLMatcher.grammar_from_lark
+
+    def written(lark):
+        threads.append(threading.current_thread().name)
+        return write(lark)
+
+    monkeypatch.setattr("perilune.grammar.answer.LLMatcher.grammar_from_lark", written)
+    ask(*(chat(engine, max_tokens=9, response_format={"type": "json_object"}) for _ in range(3)))
+    assert len(threads) == 3
+    assert all(name.startswith("perilune-bodies") for name in threads)
 
 
 def test_nan_in_a_schema_is_no_json(engine):
