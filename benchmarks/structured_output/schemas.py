@@ -82,7 +82,7 @@ def _wrapped(schema: Any) -> dict[str, Any]:
     """References inside the schema keep their meaning: what they lead to is hoisted, and the root is `value`."""
     inner, hoisted = schema, {}
     if isinstance(schema, dict):
-        hoisted = {key: schema[key] for key in ("$defs", "definitions", "$schema") if key in schema}
+        hoisted = {key: schema[key] for key in ("$defs", "definitions", "$schema", "$id") if key in schema}
         inner = _rerooted({key: value for key, value in schema.items() if key not in hoisted})
         hoisted = {key: _rerooted(value) for key, value in hoisted.items()}
     return {

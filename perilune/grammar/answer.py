@@ -8,7 +8,8 @@ from llguidance import LLMatcher, regex_to_lark
 
 from perilune.errors import RequestError
 from perilune.grammar.markup import ANY_TEXT, Markup
-from perilune.grammar.schema import check_schema, json_rule
+from perilune.grammar.schema.plain import plain
+from perilune.grammar.schema.rule import check_schema, json_rule
 from perilune.grammar.spec import Gate, Grammar, Part, literal
 from perilune.grammar.tools import ToolRules, is_held_to_schema
 from perilune.text.channels import Channel
@@ -30,7 +31,7 @@ class Body:
 def json_body(schema: object, field: str) -> Body:
     """JSON of a schema (draft 2020-12); True is any JSON."""
     check_schema(schema, field)
-    return Body(field, f"start: {json_rule(schema)}")
+    return Body(field, f"start: {json_rule(plain(schema))}")
 
 
 def regex_body(pattern: str, field: str) -> Body:

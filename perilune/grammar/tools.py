@@ -7,16 +7,18 @@ from llguidance import LLMatcher
 
 from perilune.errors import RequestError
 from perilune.grammar.markup import INDEX, Markup, escape
-from perilune.grammar.schema import Schema, check_schema, json_rule
+from perilune.grammar.schema.plain import plain_schema
+from perilune.grammar.schema.rule import Schema, check_schema, json_rule
+from perilune.grammar.schema.values import CannotSpell, Scope, Value, any_value, not_one_of, values_of
 from perilune.grammar.spec import Part, literal
-from perilune.grammar.values import CannotSpell, Scope, Value, any_value, not_one_of, values_of
 from perilune.text.prompt.tools import Tool
 
 # what only a schema kept as a whole can say of the arguments
 _WHOLE = {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "enum", "const", "$ref", "$dynamicRef"}
 _WHOLE |= {"patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"}
 _WHOLE |= {"dependentSchemas", "dependencies", "unevaluatedProperties"}
-_DEFINITIONS = ("$defs", "definitions")
+# what schemas inside may refer to, or are read by
+_DEFINITIONS = ("$defs", "definitions", "$id", "$schema")
 _ADVICE = "; change the schema, or set strict to false to leave the arguments of this tool free"
 
 
@@ -50,6 +52,7 @@ class ToolRules:
     def _arguments(self, tool: Tool, index: int) -> str:
         schema, field = parameters(tool)
         check_schema(schema, field)
+        schema = plain_schema(schema)
         if schema.get("type", "object") != "object":
             raise RequestError(
                 f"{field}.type is {schema['type']!r}; the arguments of a call are an object", param=f"{field}.type"
@@ -73,7 +76,7 @@ class ToolRules:
             raise CannotSpell
         if any(name not in properties for name in required):
             raise CannotSpell
-        definitions = {key: schema[key] for key in _DEFINITIONS if isinstance(schema.get(key), Mapping)}
+        definitions = {key: schema[key] for key in _DEFINITIONS if key in schema}
         scope = Scope(definitions, self._written, field)
         items = []
         for number, (name, value) in enumerate(properties.items()):

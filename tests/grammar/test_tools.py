@@ -126,7 +126,7 @@ def test_a_tool_without_parameters_takes_none_and_one_that_is_not_strict_anythin
     [
         ({"type": "string"}, ".type", "arguments of a call are an object"),
         (of({"type": "strin"}), "", "Invalid type"),
-        (of({"not": {}}), "", "Unimplemented keys"),
+        (of({"contains": {}}), "", "Unimplemented keys"),
         (of({"uniqueItems": True}), "", "Unimplemented keys"),
         (of({"type": "string", "pattern": "("}), "", "regex"),
         (of({"type": "string", "minLength": "2"}), "", "minLength"),
@@ -146,8 +146,19 @@ def test_a_schema_that_cannot_be_kept_is_refused_with_its_field_and_the_reason(f
 
 
 def test_the_advice_to_drop_strict_works(follow):
-    tools = [tool("f", of({"not": {}}), strict=False)]
+    tools = [tool("f", of({"contains": {}}), strict=False)]
     assert follow(START + call("f", ("k", "null", "null")) + END_TOOLS, tools=tools, tool_choice="required") is None
+
+
+def test_references_and_words_are_read_as_the_whole_schema_says(takes):
+    pair = {"type": "array", "items": [{"type": "integer"}, {"type": "null"}], "additionalItems": False}
+    older = {**of(pair), "$schema": "http://json-schema.org/draft-07/schema#"}
+    assert takes(older, ("k", "array", "[1, null]"))
+    assert not takes(older, ("k", "array", "[null]"))
+    named = {**of({"type": "array", "items": {"$ref": "item"}}), "$id": "http://a.b/tool"}
+    named["$defs"] = {"i": {"$id": "item", "type": "null"}}
+    assert takes(named, ("k", "array", "[null]"))
+    assert not takes(named, ("k", "array", "[1]"))
 
 
 def test_nesting_has_a_limit(follow):

@@ -205,7 +205,7 @@ def test_a_named_tool_and_no_parallel_calls(engine, ask):
 @pytest.mark.parametrize(
     ("fields", "param", "says"),
     [
-        ({"structured_outputs": {"json": {"not": {}}}}, "structured_outputs.json", "Unimplemented keys"),
+        ({"structured_outputs": {"json": {"contains": {}}}}, "structured_outputs.json", "Unimplemented keys"),
         ({"structured_outputs": {"json": {"type": "strin"}}}, "structured_outputs.json", "Invalid type"),
         (
             {"structured_outputs": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}},

@@ -11,7 +11,7 @@ from llguidance import regex_to_lark
 
 from perilune.errors import RequestError
 from perilune.grammar.markup import ANY_TEXT
-from perilune.grammar.schema import MAX_ALTERNATIVES, Schema, json_rule
+from perilune.grammar.schema.rule import MAX_ALTERNATIVES, Schema, json_rule
 from perilune.grammar.spec import literal
 
 JSON_TYPES = ("string", "number", "boolean", "null", "object", "array")
@@ -22,6 +22,7 @@ _COMBINING = {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "$
 _MAX_REFERENCES = 16
 _REFERENCES = ("$ref", "$dynamicRef")
 MAX_WRITTEN_CHARS = 4 * 1024 * 1024
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 _DATE = r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])"
 _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
@@ -68,7 +69,9 @@ class Scope:
     def json_rule(self, schema: Schema) -> str:
         """The rule for JSON of a schema, with the definitions where it may need them."""
         has_references = any(f'"{name}"' in json.dumps(schema) for name in _REFERENCES)
-        rule = json_rule({**schema, **self.definitions} if has_references else schema)
+        # which draft it is decides what some words mean, so that is always told
+        needed = self.definitions if has_references else {"$schema": self.definitions.get("$schema", DRAFT)}
+        rule = json_rule({**schema, **needed})
         self._written["characters"] += len(rule)
         if self._written["characters"] > MAX_WRITTEN_CHARS:
             raise RequestError(
@@ -97,7 +100,7 @@ def values_of(schema: object, scope: Scope, depth: int = 0) -> list[Value]:
         return values_of(_resolve(says["$ref"], scope.definitions), scope, depth + 1)
     if set(says) == {"anyOf"} and isinstance(says["anyOf"], list) and says["anyOf"]:
         return _alternatives(says["anyOf"], scope, depth + 1)
-    if _COMBINING & says.keys():
+    if (_COMBINING | {"$id"}) & says.keys():
         raise CannotSpell
     if "const" in says or "enum" in says:
         return _listed(says)
@@ -115,9 +118,9 @@ def _alternatives(options: Sequence[object], scope: Scope, depth: int) -> list[V
 
 def _resolve(reference: object, definitions: Schema) -> object:
     if isinstance(reference, str) and (match := re.fullmatch(r"#/(\$defs|definitions)/([^/~%]+)", reference)):
-        found = definitions.get(match[1], {}).get(match[2])
-        if found is not None:
-            return found
+        named = definitions.get(match[1])
+        if isinstance(named, Mapping) and named.get(match[2]) is not None:
+            return named[match[2]]
     raise CannotSpell
 
 

@@ -18,13 +18,16 @@ MAX_PROPERTIES = 1024
 LARGEST_NUMBER = 10**18
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+LIMITS = {*LOWER, *UPPER}
 _COMBINING = ("anyOf", "oneOf", "allOf")
-_OF_SCHEMAS = (*_COMBINING, "prefixItems")
-_OF_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
-_SUBSCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
+OF_SCHEMAS = (*_COMBINING, "prefixItems")
+OF_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+SUBSCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _SAYS_NOTHING = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
 _ANY = "perilune_any"
+# what addresses are relative to where a schema has none
+_BASE = "json-schema:///"
 # one blank at most wherever JSON allows any number, so that no answer consists of blanks
 _OPTIONS = {"whitespace_pattern": "[ ]?"}
 
@@ -75,67 +78,86 @@ def json_rule(schema: object) -> str:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the schema cannot be written as JSON: {error}") from error
     # where schemas are intersected the compiler follows no recursion, so there what is free stays free
-    written = _bounded(schema, fills=not any(f'"{name}"' in text for name in _COMBINING))
+    anything = None if any(f'"{name}"' in text for name in _COMBINING) else {"$ref": _address(schema)}
+    written = _bounded(schema, anything)
     if isinstance(written, dict):
         definitions = written.get("$defs", {})
         if isinstance(definitions, Mapping):
-            written["$defs"] = {**definitions, _ANY: _any_schema()}
+            written["$defs"] = {**definitions, _ANY: _any_schema({"$ref": _address(schema)})}
         written["x-guidance"] = _OPTIONS
     return f"%json {json.dumps(written, ensure_ascii=False)}"
 
 
-def _any_schema() -> dict[str, Any]:
-    anything = {"$ref": f"#/$defs/{_ANY}"}
+def _address(schema: object) -> str:
+    """Where the schema for anything lies, from wherever inside `schema`, whose parts may have their own."""
+    root = schema.get("$id", "") if isinstance(schema, Mapping) else ""
+    root = root.rstrip("#") if isinstance(root, str) else ""
+    return f"{root if ':' in root else _BASE + root.lstrip('/')}#/$defs/{_ANY}"
+
+
+def _any_schema(anything: Schema) -> dict[str, Any]:
     return {
         "anyOf": [
             {"type": ["null", "boolean", "string"]},
             {"type": "number", "minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER},
             {"type": "array", "items": anything},
             {"type": "object", "additionalProperties": anything},
-        ]
+        ],
     }
 
 
-def _bounded(schema: object, *, fills: bool) -> object:
+def _bounded(schema: object, anything: Schema | None) -> object:
     """The schema with limits on every number that has none; what is no schema is left as it is.
 
-    With `fills` that holds for values of which the schema says nothing, too.
+    With `anything`, that is what values obey of which the schema says nothing.
     """
-    if schema is True and fills:
-        return {"$ref": f"#/$defs/{_ANY}"}
+    if schema is True and anything:
+        return anything
     if not isinstance(schema, Mapping):
         return schema
-    written = _inner(schema, fills=fills)
-    if fills and not schema.keys() - _SAYS_NOTHING - {"$schema", "$defs", "definitions", "$id"}:
-        return {**written, "$ref": f"#/$defs/{_ANY}"}
+    written = _inner(schema, anything)
+    if anything and not schema.keys() - _SAYS_NOTHING - {"$schema", "$defs", "definitions", "$id"}:
+        return {**written, **anything}
     kinds = written.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
-    if {"number", "integer"} & {kind for kind in kinds if isinstance(kind, str)}:
-        if not {"minimum", "exclusiveMinimum"} & written.keys():
-            written["minimum"] = min(-LARGEST_NUMBER, _number(written, "maximum", "exclusiveMaximum"))
-        if not {"maximum", "exclusiveMaximum"} & written.keys():
-            written["maximum"] = max(LARGEST_NUMBER, _number(written, "minimum", "exclusiveMinimum"))
-    if fills and "object" in kinds and not {"additionalProperties", "patternProperties"} & written.keys():
-        written["additionalProperties"] = {"$ref": f"#/$defs/{_ANY}"}
-    if fills and "array" in kinds and "items" not in written:
-        written["items"] = {"$ref": f"#/$defs/{_ANY}"}
+    if {"number", "integer"} & {kind for kind in kinds if isinstance(kind, str)} or LIMITS & written.keys():
+        _limit(written)
+    if anything and "object" in kinds and not {"additionalProperties", "patternProperties"} & written.keys():
+        written["additionalProperties"] = anything
+    if anything and "array" in kinds and "items" not in written:
+        written["items"] = anything
     return written
 
 
-def _inner(schema: Schema, *, fills: bool) -> dict[str, Any]:
+def _inner(schema: Schema, anything: Schema | None) -> dict[str, Any]:
     written = dict(schema)
-    for key in _SUBSCHEMAS:
+    for key in SUBSCHEMAS:
         if key in written:
-            written[key] = _bounded(written[key], fills=fills)
-    for key in _OF_SCHEMAS:
+            written[key] = _bounded(written[key], anything)
+    for key in OF_SCHEMAS:
         if isinstance(written.get(key), list):
-            written[key] = [_bounded(item, fills=fills) for item in written[key]]
-    for key in _OF_NAMED_SCHEMAS:
+            written[key] = [_bounded(item, anything) for item in written[key]]
+    for key in OF_NAMED_SCHEMAS:
         if isinstance(written.get(key), Mapping):
-            written[key] = {name: _bounded(item, fills=fills) for name, item in written[key].items()}
+            written[key] = {name: _bounded(item, anything) for name, item in written[key].items()}
     return written
 
 
-def _number(schema: Schema, *names: str) -> float:
-    found = [value for name in names if isinstance(value := schema.get(name), int | float)]
-    return found[0] if found else 0
+def _limit(schema: dict[str, Any]) -> None:
+    """Give a number both limits, within what readers take unless all that it allows lies beyond."""
+    low = [schema[name] for name in LOWER if _is_number(schema.get(name))]
+    high = [schema[name] for name in UPPER if _is_number(schema.get(name))]
+    for name in UPPER if max(low, default=0) <= LARGEST_NUMBER else ():
+        if _is_number(schema.get(name)):
+            schema[name] = min(schema[name], LARGEST_NUMBER)
+    for name in LOWER if min(high, default=0) >= -LARGEST_NUMBER else ():
+        if _is_number(schema.get(name)):
+            schema[name] = max(schema[name], -LARGEST_NUMBER)
+    if not low:
+        schema["minimum"] = min([-LARGEST_NUMBER, *high])
+    if not high:
+        schema["maximum"] = max([LARGEST_NUMBER, *low])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
