@@ -12,7 +12,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from perilune.engine.client import EngineClient
 from perilune.errors import RequestError
 from perilune.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from perilune.server.body import Bodies, ReadingPools, json_response
 from perilune.server.documentation import describe_bodies, json_body
 from perilune.server.errors import install_error_handlers
 from perilune.server.generate import anthropic_routes, openai_routes
@@ -28,6 +27,8 @@ from perilune.server.openai.schema import (
 from perilune.server.openai.tokenize import describe, tokenize
 from perilune.server.openai.validate import check_model, check_token_ids, decode_body
 from perilune.server.operations.request_log import RequestLog
+from perilune.server.reading.body import Bodies, ReadingPools, json_response
+from perilune.server.reading.pictures import PictureDecoder
 from perilune.server.responses.schema import ResponsesRequest
 from perilune.server.settings import ServerSettings
 from perilune.text.tokenizer import Tokenizer
@@ -56,8 +57,10 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await asyncio.to_thread(client.start)
         app.state.reading_pools = ReadingPools()
+        app.state.pictures = PictureDecoder(settings.max_picture_bytes)
         yield
         app.state.reading_pools.close()
+        app.state.pictures.close()
         await asyncio.to_thread(client.stop, ENGINE_STOP_TIMEOUT_S)
 
     app = FastAPI(title="perilune", lifespan=lifespan)

@@ -10,7 +10,6 @@ from perilune.engine.client import EngineClient
 from perilune.server.anthropic.answer import answer_message, stream_message
 from perilune.server.anthropic.request import read_request as read_messages
 from perilune.server.anthropic.schema import CountTokensRequest, MessagesRequest
-from perilune.server.body import Bodies, json_response
 from perilune.server.choice import Choice, usage_headers
 from perilune.server.dialect.places import Places
 from perilune.server.documentation import json_body
@@ -20,6 +19,8 @@ from perilune.server.openai.completions import CompletionPlan, answer_completion
 from perilune.server.openai.prompt import chat_prompt
 from perilune.server.openai.schema import ChatRequest, CompletionRequest
 from perilune.server.openai.validate import check_model, decode_body
+from perilune.server.reading.body import Bodies, json_response
+from perilune.server.reading.pictures import PictureDecoder
 from perilune.server.responses.answer import answer_response, stream_response
 from perilune.server.responses.request import Echo
 from perilune.server.responses.request import read_request as read_responses
@@ -30,6 +31,15 @@ from perilune.text.prompt.room import Room
 from perilune.text.tokenizer import Tokenizer
 
 ANTHROPIC_PREFIXES = ("/v1", "/anthropic/v1")
+
+
+async def _decoded(request: Request, plan: ChatPlan, places: Places) -> ChatPlan:
+    """The plan with its pictures decoded, which nobody does who has none."""
+    if not plan.pictures:
+        return plan
+    decoder: PictureDecoder = request.app.state.pictures
+    with places.translated():
+        return plan.with_images(await decoder.load(plan.pictures))
 
 
 async def _send(
@@ -69,7 +79,7 @@ def openai_routes(
         def read(body: bytes) -> ChatPlan:
             return plan_chat(decode_body(body, ChatRequest), client.model, tokenizer, settings)
 
-        plan = await bodies.read(request, read)
+        plan = await _decoded(request, await bodies.read(request, read), Places())
         choices = plan.choices(tokenizer)
         return await _send(
             request,
@@ -104,6 +114,7 @@ def openai_routes(
                 return plan_chat(chat, client.model, tokenizer, settings), echo, places
 
         plan, echo, places = await bodies.read(request, read)
+        plan = await _decoded(request, plan, places)
         choices = plan.choices(tokenizer)
         return await _send(
             request,
@@ -132,6 +143,7 @@ def anthropic_routes(
                 return plan_chat(chat, client.model, tokenizer, settings), places
 
         plan, places = await bodies.read(request, read)
+        plan = await _decoded(request, plan, places)
         choices = plan.choices(tokenizer)
         return await _send(
             request,

@@ -12,7 +12,8 @@ MEBIBYTE = 1024 * 1024
 class ServerSettings:
     """Settings of one server; a wrong value raises ConfigError.
 
-    `api_key` None serves without a key. `max_choices` bounds prompts times `n` of one request. At shutdown, answers in
+    `api_key` None serves without a key. `max_choices` bounds prompts times `n` of one request,
+    `max_picture_bytes` the decoded pictures of all that wait or run. At shutdown, answers in
     progress may take `drain_timeout_s` seconds before they are cut. `allow_image_urls` lets requests name pictures on
     the public internet, which the server then fetches. A request may take `request_timeout_s` seconds unless it asks
     for less; None for any time. `profile` says which sampling is allowed (openai/profile.py).
@@ -22,6 +23,7 @@ class ServerSettings:
     max_body_bytes: int = 32 * MEBIBYTE
     max_messages: int = 4096
     max_choices: int = 128
+    max_picture_bytes: int = 2048 * MEBIBYTE
     drain_timeout_s: float = 30.0
     request_timeout_s: float | None = None
     allow_image_urls: bool = False

@@ -59,7 +59,10 @@ class EncodedPrompt:
     def load_images(self) -> tuple[ImageInput, ...]:
         """Decode the pictures; one that stands there twice is decoded once. RequestError names a broken one's field."""
         patches: dict[bytes, Bytes] = {}
-        return tuple(_load(placed, patches) for placed in self.pictures)
+        for placed in self.pictures:
+            if placed.picture.digest not in patches:
+                patches[placed.picture.digest] = placed.picture.decode()
+        return tuple(placed.input(patches[placed.picture.digest]) for placed in self.pictures)
 
 
 def encode_chat(
@@ -167,13 +170,6 @@ def _content(message: ChatMessage) -> list[Segment]:
         return [content(message.content)]
     pieces = ([content(part)] if isinstance(part, str) else picture(part) for part in message.parts)
     return [segment for piece in pieces for segment in piece]
-
-
-def _load(placed: PlacedPicture, patches: dict[bytes, Bytes]) -> ImageInput:
-    shown, size = placed.picture, placed.picture.size
-    if shown.digest not in patches:
-        patches[shown.digest] = shown.decode()
-    return ImageInput(placed.start, size.num_tokens, shown.digest, size.rows, size.columns, patches[shown.digest])
 
 
 def _opening(thinking: bool) -> tuple[list[Segment], Channel]:

@@ -23,6 +23,7 @@ from perilune.config.presets import preset_config
 from perilune.engine.llm import LLM
 from perilune.errors import ConfigError, RequestError
 from perilune.sampling.params import SamplingParams
+from perilune.text.images.size import plan_size
 from perilune.text.rank_file import read_rank_file
 from perilune.text.special import NUM_SPECIAL_SLOTS
 from tests.cli.conftest import RANK_FILE, SIZES
@@ -158,6 +159,28 @@ def test_the_limits_beside_a_tokenizer_are_used_to_render(tmp_path):
     (image,) = [segment for segment in render_request(file, tmp_path)["segments"] if segment["type"] == "image"]
     assert image["num_tokens"] == 4
     assert load_media_config(tmp_path) == replace(MediaConfig(), in_patch_limit=12)
+
+
+def test_a_picture_of_twenty_megapixels_is_scaled_to_what_the_checkpoint_says_and_answered(checkpoint, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    for file in checkpoint.iterdir():
+        if file.name != PREPROCESSOR_FILE:
+            (small / file.name).symlink_to(file)
+    limits = media_config_to_dict(MediaConfig())
+    limits["media_proc_cfg"]["in_patch_limit"] = 400
+    (small / PREPROCESSOR_FILE).write_text(json.dumps(limits))
+    answers = []
+    for seed in range(2):
+        picture = tmp_path / f"{seed}.jpg"
+        picture.write_bytes(file_of(photo(684, 456, seed=seed).resize((5472, 3648)).rotate(180 * seed), "JPEG"))
+        answers.append(generate(small, "--chat", "What?", "--max-tokens", 8, "--effort", "none", "--image", picture))
+    assert answers[0] != answers[1]
+    content = user_content("What?", [tmp_path / "0.jpg"])
+    output = LLM(small, dtype="float32", max_model_len=1024).chat(
+        [{"role": "user", "content": content}], SamplingParams(temperature=0.0, max_tokens=1), thinking=False
+    )
+    assert output.num_prompt_tokens > plan_size(5472, 3648, load_media_config(small)).num_tokens > 90
 
 
 @pytest.fixture(scope="module")

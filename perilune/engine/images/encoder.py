@@ -3,10 +3,9 @@
 M rows of width D for all pictures that a step touches; a step may touch a part of a picture only.
 """
 
-import math
 import time
 from collections import OrderedDict
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +20,8 @@ from perilune.text.images.pixels import normalised
 
 # Patches of several small pictures go through the tower together up to so many; a larger picture goes alone.
 PATCHES_AT_ONCE = 16384
+# A picture of more patches is large: small ones do not wait for it, since the time grows with the square.
+LARGE_PATCHES = 4096
 
 
 class Tower(Protocol):
@@ -51,7 +52,8 @@ class ImageEncoder:
         self._dtype = dtype
         self._cache_bytes = cache_bytes
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._job: _Job | None = None
+        self._jobs: dict[bool, _Job] = {}  # by whether they are of a large picture
+        self._is_turn_of_large = False
         self.num_computed = 0
 
     @property
@@ -64,38 +66,50 @@ class ImageEncoder:
         return image.digest in self._kept
 
     def embed(self, awaited: Sequence[ImageInput], budget_s: float) -> None:
-        """Work on the first of these pictures for about `budget_s` seconds, together with others that are small.
+        """Work on these pictures for about `budget_s` seconds: small ones together, in turn with one large one.
 
         What was begun goes on in the next call, unless nobody awaits it any more.
         """
         deadline = time.monotonic() + budget_s
         with torch_stands_back(), torch.inference_mode():
-            if self._job is None or not {image.digest for image in self._job.images} & {x.digest for x in awaited}:
-                self._job = self._begin(next(_groups({image.digest: image for image in awaited}.values())))
-            while self._job is not None:
-                self._go_on(self._job)
+            self._take_up({image.digest: image for image in awaited})
+            while self._jobs:
+                self._is_turn_of_large = not self._is_turn_of_large
+                is_large = self._is_turn_of_large if len(self._jobs) == 2 else next(iter(self._jobs))
+                job = self._jobs.pop(is_large)
+                if not self._go_on(job):
+                    self._jobs[is_large] = job
                 if time.monotonic() > deadline:
                     return
+
+    def _take_up(self, awaited: Mapping[bytes, ImageInput]) -> None:
+        """Give up jobs that nobody awaits, and begin one of each kind where there is none."""
+        for is_large in (False, True):
+            images = [x for x in awaited.values() if (x.patches.shape[0] > LARGE_PATCHES) is is_large]
+            job = self._jobs.get(is_large)
+            if job is not None and not any(image.digest in awaited for image in job.images):
+                del self._jobs[is_large]
+            if images and is_large not in self._jobs:
+                self._jobs[is_large] = self._begin(next(_groups(images)))
 
     def _begin(self, images: Sequence[ImageInput]) -> _Job:
         patches = [torch.from_numpy(normalised(image.patches, self._config)).to(self._dtype) for image in images]
         grids = [(1, image.rows, image.columns) for image in images]
         return _Job(images, self._tower.pieces(torch.cat(patches), grids))
 
-    def _go_on(self, job: _Job) -> None:
+    def _go_on(self, job: _Job) -> bool:
+        """Do one piece of a job; whether that was the last one."""
         try:
             next(job.pieces)
         except StopIteration as end:
-            self._job = None
             # copies, so that each picture's rows can be dropped alone
             pieces = [piece.clone() for piece in end.value.split([image.num_tokens for image in job.images])]
             self.num_computed += len(job.images)
             # the first last, so that it is there for its request whatever the others drive out
             for image, piece in reversed(list(zip(job.images, pieces, strict=True))):
                 self._keep(image.digest, piece)
-        except BaseException:
-            self._job = None
-            raise
+            return True
+        return False
 
     def rows(self, sequences: Sequence[ScheduledSequence]) -> tuple[Tensor, Tensor] | None:
         """(token rows of the step [M] int64, embeddings [M, D]) of all pictures in it; None without any."""
@@ -111,10 +125,16 @@ class ImageEncoder:
         for image in images:
             if image.digest not in found:
                 if not self.is_embedded(image):
-                    self.embed([image], math.inf)
+                    self._finish([image])
                 found[image.digest] = self._kept[image.digest]
                 self._kept.move_to_end(image.digest)
         return found
+
+    def _finish(self, images: Sequence[ImageInput]) -> None:
+        with torch_stands_back(), torch.inference_mode():
+            job = self._begin(images)
+            while not self._go_on(job):
+                pass
 
     def _keep(self, digest: bytes, rows: Tensor) -> None:
         self._kept[digest] = rows

@@ -3,11 +3,11 @@
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perilune.engine.client import ModelInfo
-from perilune.engine.request import GenerateRequest, RequestOutput, TokenLogprob
+from perilune.engine.request import GenerateRequest, ImageInput, RequestOutput, TokenLogprob
 from perilune.errors import RequestError
 from perilune.sampling.params import MAX_LOGPROBS
 from perilune.server.calls import CallIds
@@ -33,6 +33,7 @@ from perilune.server.settings import ServerSettings
 from perilune.server.stream import DONE, frame
 from perilune.text.channels import Channel, collect
 from perilune.text.prompt.room import Room
+from perilune.text.prompt.segments import PlacedPicture
 from perilune.text.tokenizer import Tokenizer
 
 DEFAULT_TOP_P = 0.95
@@ -41,7 +42,10 @@ FIELD_OF_CHANNEL = {Channel.REASONING: "reasoning_content", Channel.CONTENT: "co
 
 @dataclass(frozen=True)
 class ChatPlan:
-    """A checked chat request: what to run, and how to answer; without `earlier_call_ids` no tool can be called."""
+    """A checked chat request: what to run, and how to answer; without `earlier_call_ids` no tool can be called.
+
+    `pictures` must be decoded and shown to it before it runs.
+    """
 
     base: dict[str, Any]
     requests: tuple[GenerateRequest, ...]
@@ -51,6 +55,12 @@ class ChatPlan:
     earlier_call_ids: tuple[str, ...] | None = None
     shows_token_ids: bool = False
     shows_usage_always: bool = False
+    pictures: tuple[PlacedPicture, ...] = ()
+
+    def with_images(self, images: tuple[ImageInput, ...]) -> "ChatPlan":
+        """The plan with its pictures decoded."""
+        requests = tuple(replace(request, images=images) for request in self.requests)
+        return replace(self, requests=requests, pictures=())
 
     def choices(self, tokenizer: Tokenizer) -> list[Choice]:
         """The answers to come, one for each request."""
@@ -78,9 +88,8 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
         default_top_p=DEFAULT_TOP_P,
     )
     prompt = chat_prompt(request, tokenizer, settings, model.media, Room(model.max_model_len, tokenizer))
-    grammar = grammar_of_chat(request, prompt, tokenizer)
     check_context(len(prompt.token_ids), max_tokens, model, "messages")
-    images = prompt.load_images()
+    grammar = grammar_of_chat(request, prompt, tokenizer)
     # 8 hex digits of the time first, so that ids sort by it
     response_id = f"chatcmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
     requests = tuple(
@@ -89,8 +98,7 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
             prompt.token_ids,
             choice_params(params, index),
             prompt.start_channel,
-            images,
-            grammar,
+            grammar=grammar,
             priority=request.priority or 0,
             timeout_s=timeout_s,
         )
@@ -102,6 +110,7 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
     return ChatPlan(
         base=base,
         requests=requests,
+        pictures=prompt.pictures,
         is_stream=bool(request.stream),
         has_usage_frame=has_usage_frame,
         num_top_logprobs=num_top_logprobs,

@@ -48,13 +48,19 @@ class ImageInput:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """A picture whose header was read and found within the limits; `field` is where the request has it."""
+    """A picture whose header was read and found within the limits; `field` is where the request has its file."""
 
     field: str
     size: ImageSize
     digest: bytes
+    num_bytes: int
     _image: Image.Image
     _config: MediaConfig
+
+    @property
+    def num_patch_bytes(self) -> int:
+        """The bytes that it takes decoded."""
+        return self.size.num_patches * 3 * self._config.patch_size**2
 
     def decode(self) -> Bytes:
         """uint8 patches [rows * columns, 3, P, P]; may be called once. Raises RequestError for a broken picture."""
@@ -90,7 +96,7 @@ def open_picture(data: bytes, field: str, config: MediaConfig, limits: ImageLimi
         raise refused(field, "is an animation; send one frame as a picture of its own")
     if image.mode not in _MODES and not image.mode.startswith("I;16"):
         raise refused(field, f"has pixels of the kind {image.mode}; send 8-bit RGB, RGBA or gray")
-    return Picture(field, plan_size(width, height, config), hashlib.sha256(data).digest(), image, config)
+    return Picture(field, plan_size(width, height, config), hashlib.sha256(data).digest(), len(data), image, config)
 
 
 def refused(field: str, problem: str) -> RequestError:

@@ -1,10 +1,11 @@
 """Reads the pictures that one request refers to: as data URLs, or from the web where that is allowed."""
 
 import binascii
+import time
 from collections.abc import Callable
 
 from perilune.config.media import MediaConfig
-from perilune.text.images.fetch import fetch
+from perilune.text.images.fetch import DEADLINE_S, fetch
 from perilune.text.images.picture import ImageLimits, Picture, open_picture, refused
 from perilune.text.prompt.fields import shown
 
@@ -28,6 +29,7 @@ class ImageReader:
         self._allows_web = allows_web
         self._fetch = fetch
         self._num_opened = 0
+        self._began_to_fetch_s: float | None = None
 
     def open(self, url: str, field: str) -> Picture:
         """The picture behind `url`, its header checked; RequestError names `field`."""
@@ -46,6 +48,13 @@ class ImageReader:
                 field,
                 "is a web address, and this server fetches none (--allow-image-urls lets it): send the picture as "
                 "data:image/png;base64,...",
+            )
+        now_s = time.monotonic()
+        if self._began_to_fetch_s is None:
+            self._began_to_fetch_s = now_s
+        if now_s - self._began_to_fetch_s > DEADLINE_S:
+            raise refused(
+                field, f"comes after {DEADLINE_S:g} s of fetching other pictures, which is the limit; send data: URLs"
             )
         return self._fetch(url, field, self._limits.max_bytes)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from perilune.text.images.picture import Picture
+from perilune.text.images.picture import ImageInput, Picture
+from perilune.text.images.pixels import Bytes
 from perilune.text.special import CLOSE, END_OF_MSG, MEDIA_BEGIN, MEDIA_CONTENT, MEDIA_END, MEDIA_PAD, OPEN, SEP
 from perilune.text.tokenizer import Tokenizer
 
@@ -30,6 +31,11 @@ class PlacedPicture:
 
     start: int
     picture: Picture
+
+    def input(self, patches: Bytes) -> ImageInput:
+        """The picture as the engine takes it, decoded."""
+        size = self.picture.size
+        return ImageInput(self.start, size.num_tokens, self.picture.digest, size.rows, size.columns, patches)
 
 
 def encode_segments(segments: Iterable[Segment], tokenizer: Tokenizer, at_most: int | None = None) -> list[int]:

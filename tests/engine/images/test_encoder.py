@@ -101,3 +101,28 @@ def test_a_picture_that_a_step_needs_and_nobody_embedded_is_embedded_in_it():
     rows, embeddings = encoder.rows(step(request("a", 1, (1, 4, 6))))
     assert rows.tolist() == [1, 2, 3, 4, 5, 6]
     assert embeddings.shape == (6, 8)
+
+
+def test_small_pictures_are_embedded_while_a_large_one_is_on_its_way(monkeypatch):
+    monkeypatch.setattr("perilune.engine.images.encoder.LARGE_PATCHES", 10)
+
+    class SlowTower(CountingTower):
+        """Takes as many pieces as a picture has patches."""
+
+        def pieces(self, patches, grids):
+            for _ in range(len(patches)):
+                yield
+            return (yield from super().pieces(patches, grids))
+
+    encoder = ImageEncoder(SlowTower(), MediaConfig(), torch.float32, cache_bytes=10**6)
+    large, *small = images_of(request("a", (1, 20, 20)), *(request(str(seed), (seed, 2, 2)) for seed in (2, 3, 4)))
+    encoder.embed([large], 0.0)
+    for image in small:
+        for _ in range(20):
+            awaited = [x for x in (large, image) if not encoder.is_embedded(x)]
+            encoder.embed(awaited, 0.0)
+        assert encoder.is_embedded(image)
+        assert not encoder.is_embedded(large)
+    embed_all(encoder, [large])
+    assert encoder.num_computed == 4, "nothing was begun twice"
+    assert encoder.rows(step(request("a", (1, 20, 20))))[1].shape == (100, 8)

@@ -71,6 +71,21 @@ def test_one_request_holds_a_bounded_number_of_pictures():
         opener.open(data_url(PNG), FIELD)
 
 
+def test_all_web_addresses_of_a_request_share_one_limit_of_time(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr("perilune.text.images.reader.time.monotonic", lambda: now_s[0])
+
+    def fetch(url, field, max_bytes):
+        now_s[0] += 3
+        return PNG
+
+    opener = reader(allows_web=True, fetch=fetch)
+    for _ in range(2):
+        opener.open("https://example.org/cat.png", FIELD)
+    with pytest.raises(RequestError, match="after 5 s of fetching"):
+        opener.open("https://example.org/cat.png", FIELD)
+
+
 def test_web_addresses_are_fetched_where_that_is_allowed():
     asked = []
 

@@ -18,6 +18,7 @@ T = TypeVar("T")
 INLINE_BODY_BYTES = 16 * 1024
 # a body that may hold a picture is read on the threads for those; JSON may spell the word with escapes
 MAY_HOLD_IMAGES = re.compile(rb"image|\\u")
+MAY_NAME_THE_WEB = re.compile(rb"https?:|\\u", re.IGNORECASE)
 # and one of which a grammar may be written never on the loop, however small it is
 MAY_HOLD_GRAMMAR = re.compile(rb"tools|schema|format|structured_outputs")
 # one as large as this waits for others of its kind, and for none that is smaller
@@ -31,10 +32,12 @@ class ReadingPools:
         self.small = ThreadPoolExecutor(4, "perilune-bodies")
         self.large = ThreadPoolExecutor(2, "perilune-large-bodies")
         self.images = ThreadPoolExecutor(4, "perilune-images")
+        # where pictures are fetched, threads mostly wait
+        self.web = ThreadPoolExecutor(16, "perilune-web-images")
 
     def close(self) -> None:
         """Give up what has not begun; nobody waits for what has."""
-        for pool in (self.small, self.large, self.images):
+        for pool in (self.small, self.large, self.images, self.web):
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -43,13 +46,14 @@ class Bodies:
 
     def __init__(self, settings: ServerSettings):
         self._limit = settings.max_body_bytes
+        self._fetches = settings.allow_image_urls
 
     async def read(self, request: Request, read: Callable[[bytes], T]) -> T:
         """The body of `request` as `read` understands it."""
         body = await self._bytes(request)
         pools: ReadingPools = request.app.state.reading_pools
         if MAY_HOLD_IMAGES.search(body):
-            pool = pools.images
+            pool = pools.web if self._fetches and MAY_NAME_THE_WEB.search(body) else pools.images
         elif len(body) > LARGE_BODY_BYTES:
             pool = pools.large
         elif len(body) > INLINE_BODY_BYTES or MAY_HOLD_GRAMMAR.search(body):
