@@ -181,12 +181,11 @@ def test_an_urgent_prompt_has_the_whole_step_before_one_that_can_wait():
 
 def test_requests_of_another_priority_do_not_pass_one_that_waits_for_room():
     simulation = Simulation(num_blocks=250, budget=64)
-    simulation.add(800, 10)
-    simulation.step()
-    simulation.add(600, 10)
+    steps_until_first_token(simulation, simulation.add(800, 10))
+    blocked = simulation.add(600, 10)
     background = simulation.add(20, 2, priority=1)
     simulation.step()
-    assert background.status is RequestStatus.WAITING
+    assert {blocked.status, background.status} == {RequestStatus.WAITING}
 
 
 arrivals = st.lists(

@@ -6,12 +6,14 @@ The runner computes nothing, so that thousands of steps cost little; what is tes
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from perilune.cache.manager import CacheManager
+from perilune.config.media import MediaConfig
 from perilune.engine.batch import StepResult
-from perilune.engine.core import CoreLimits, EngineCore
-from perilune.engine.request import FinishReason, GenerateRequest
+from perilune.engine.core import EMBEDDING_SHARE, CoreLimits, EngineCore
+from perilune.engine.request import FinishReason, GenerateRequest, ImageInput
 from perilune.sampling.logprobs import SampledToken
 from perilune.sampling.params import SamplingParams
 
@@ -42,13 +44,14 @@ class IdleRunner:
         return True
 
 
-def make_engine(*, num_blocks=400, num_seqs=16, budget=128, max_model_len=4000, **limits):
+def make_engine(*, num_blocks=400, num_seqs=16, budget=128, max_model_len=4000, images=None, **limits):
     runner = IdleRunner()
     core = EngineCore(
         runner,
         CacheManager(num_blocks=num_blocks, block_size=16, num_slots=num_seqs),
         CoreLimits(num_seqs, budget, max_model_len, 100, (0,), has_priorities=True, **limits),
         None,
+        images=images,
         clock=lambda: runner.now_s,
     )
     return core, runner
@@ -134,3 +137,28 @@ def test_the_time_in_the_queue_is_that_until_the_first_step_and_depth_is_told_me
     run_to_end(core)
     queued = core.stats().queue_time_s
     assert (queued.count, queued.total) == (3, 0.0 + 2.0 + 4.0)
+
+
+class Album:
+    """Embeds at once, and remembers how much time it was given."""
+
+    def __init__(self):
+        self.budgets_s = []
+
+    def is_embedded(self, image):
+        return bool(self.budgets_s)
+
+    def embed(self, awaited, budget_s):
+        self.budgets_s.append(budget_s)
+
+
+def test_pictures_take_only_a_part_of_the_bound_between_tokens():
+    album = Album()
+    core, runner = make_engine(images=album, max_itl_s=0.05, media=MediaConfig())
+    runner.step_s = 0.04
+    core.add(message("chat", 3, 50))
+    core.step()
+    picture = ImageInput(1, 1, b"digest", 2, 2, np.zeros((4, 3, 14, 14), np.uint8))
+    core.add(message("picture", 3, 2, images=(picture,)))
+    run_to_end(core)
+    assert album.budgets_s == [0.05 * EMBEDDING_SHARE]
