@@ -1,0 +1,107 @@
+"""How many drafts each request verifies: as many as make the step's tokens cheapest, down to none.
+
+A step over R requests that verifies m drafts in all emits R tokens and the drafts that stay. What stays is foreseen
+from how drafts at each place fared before; what the step costs, from measured step times. Pure Python.
+
+Only the past decides, never a draft that is not verified yet, so that drawn drafts may be cut to these lengths.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+# Of the weight that observations have, what is left after one more round.
+_MEMORY = 0.9
+# Rounds that the prior counts as.
+_PRIOR_ROUNDS = 4.0
+# Drafting must promise this much more than not drafting, for estimates are never exact.
+_MARGIN = 1.03
+
+
+class Acceptance:
+    """How often drafts stay, by their place in a block, for one request or for all of them.
+
+    A new request starts from `prior`, the estimate over all requests, or from `first_guess` for every place.
+    """
+
+    def __init__(self, num_drafts: int, prior: "Acceptance | None" = None, *, first_guess: float = 0.7):
+        self.num_drafts = num_drafts
+        rates = [first_guess] * num_drafts if prior is None else prior.rates
+        self._kept = [_PRIOR_ROUNDS * rate for rate in rates]
+        self._tried = [_PRIOR_ROUNDS] * num_drafts
+
+    @property
+    def rates(self) -> list[float]:
+        """For each place the share of drafts that stay where all before them do."""
+        return [kept / tried for kept, tried in zip(self._kept, self._tried, strict=True)]
+
+    @property
+    def survival(self) -> list[float]:
+        """For each place the chance that the drafts up to it stay."""
+        found, chance = [], 1.0
+        for rate in self.rates:
+            chance *= rate
+            found.append(chance)
+        return found
+
+    def observe(self, num_verified: int, num_accepted: int) -> None:
+        """A round verified the first `num_verified` drafts, and the first `num_accepted` of them stay."""
+        assert 0 <= num_accepted <= num_verified <= self.num_drafts
+        for place in range(min(num_accepted + 1, num_verified)):
+            self._kept[place] = _MEMORY * self._kept[place] + (place < num_accepted)
+            self._tried[place] = _MEMORY * self._tried[place] + 1.0
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Measured seconds of steps over so many rows, ascending; between them a line, beyond the last the last slope."""
+
+    rows: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.rows) == len(self.seconds) >= 2
+        assert list(self.rows) == sorted(set(self.rows))
+
+    @staticmethod
+    def measured(points: Sequence[tuple[int, float]]) -> "StepTimes":
+        """From (rows, seconds); more rows never cost less, so what noise says otherwise is raised."""
+        rows, seconds, most = [], [], 0.0
+        for count, value in sorted(points):
+            most = max(most, value)
+            rows.append(count)
+            seconds.append(most)
+        return StepTimes(tuple(rows), tuple(seconds))
+
+    def of(self, num_rows: int) -> float:
+        """Seconds of a step over `num_rows` rows."""
+        place = min(max(bisect_left(self.rows, num_rows), 1), len(self.rows) - 1)
+        (a, b), (start, end) = self.rows[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
+        return max(start + (num_rows - a) * (end - start) / (b - a), min(self.seconds))
+
+
+def choose_lengths(survivals: Sequence[Sequence[float]], times: StepTimes, draft_seconds: float) -> list[int]:
+    """How many drafts each of R requests verifies, so that tokens per second are the most that is foreseen.
+
+    survivals[r][j] is the chance that request r's drafts up to place j stay; it never rises with j. `draft_seconds` is
+    what drafting for this step costs. All zero where not drafting is as good.
+    """
+    num_requests = len(survivals)
+    best_rate, best = _MARGIN * num_requests / times.of(num_requests), [0] * num_requests
+    lengths, tokens = [0] * num_requests, float(num_requests)
+    heap: list[tuple[float, int]] = []
+    for index, survival in enumerate(survivals):
+        if survival:
+            heappush(heap, (-survival[0], index))
+    num_rows = num_requests
+    while heap:
+        gain, index = heappop(heap)
+        tokens, num_rows = tokens - gain, num_rows + 1
+        lengths[index] += 1
+        if lengths[index] < len(survivals[index]):
+            heappush(heap, (-survivals[index][lengths[index]], index))
+        rate = tokens / (draft_seconds + times.of(num_rows))
+        if rate > best_rate:
+            best_rate, best = rate, list(lengths)
+    return best

@@ -1,0 +1,107 @@
+import random
+from itertools import product
+
+import pytest
+
+from perilune.speculative.length import Acceptance, StepTimes, choose_lengths
+
+FLAT = StepTimes((1, 64), (1.0, 1.0))  # memory-bound: rows cost nothing
+STEEP = StepTimes((1, 64), (1.0, 64.0))  # compute-bound: a row costs a row
+
+
+def rate(lengths, survivals, times, draft_seconds):
+    tokens = sum(1 + sum(survival[:length]) for survival, length in zip(survivals, lengths, strict=True))
+    drafting = draft_seconds if any(lengths) else 0.0
+    return tokens / (drafting + times.of(len(lengths) + sum(lengths)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_other_lengths_promise_more_than_the_margin_above(seed):
+    source = random.Random(seed)
+    times = StepTimes.measured([(rows, 1 + source.random() * 0.2 * rows) for rows in (1, 2, 4, 8, 16)])
+    survivals = [sorted((source.random() for _ in range(3)), reverse=True) for _ in range(3)]
+    draft_seconds = source.random() * 0.5
+    chosen = choose_lengths(survivals, times, draft_seconds)
+    most = max(rate(lengths, survivals, times, draft_seconds) for lengths in product(range(4), repeat=3))
+    own = rate(chosen, survivals, times, draft_seconds)
+    assert own >= most / (1.03 if not any(chosen) else 1.0) - 1e-12
+
+
+def test_free_rows_take_every_draft_and_dear_ones_none():
+    survivals = [[0.9, 0.8, 0.7], [0.5, 0.2, 0.1]]
+    assert choose_lengths(survivals, FLAT, 0.0) == [3, 3]
+    assert choose_lengths(survivals, STEEP, 0.0) == [0, 0]
+
+
+def test_rows_go_to_the_requests_whose_drafts_stay():
+    times = StepTimes((1, 2, 8, 16), (1.0, 1.0, 1.3, 9.0))
+    lengths = choose_lengths([[0.95, 0.9, 0.85, 0.8, 0.75, 0.7], [0.05, 0.01, 0.0, 0.0, 0.0, 0.0]], times, 0.0)
+    assert lengths[0] == 6
+    assert lengths[1] == 0
+
+
+def test_drafts_that_cost_more_than_they_bring_are_not_made():
+    survivals = [[0.6, 0.3]]
+    assert choose_lengths(survivals, FLAT, 0.1) == [2]
+    assert choose_lengths(survivals, FLAT, 0.9) == [0]
+
+
+def test_a_gain_within_the_margin_is_left():
+    assert choose_lengths([[0.02]], FLAT, 0.0) == [0]
+    assert choose_lengths([[0.05]], FLAT, 0.0) == [1]
+
+
+def test_requests_without_drafts_are_counted_and_get_none():
+    assert choose_lengths([[], [0.9]], FLAT, 0.0) == [0, 1]
+    assert choose_lengths([[], []], FLAT, 0.0) == [0, 0]
+
+
+def test_estimates_come_to_what_happens_by_place():
+    source, acceptance = random.Random(0), Acceptance(4)
+    truth, sums, count = [0.9, 0.7, 0.4, 0.8], [0.0] * 4, 0
+    for index in range(4000):
+        accepted = 0
+        while accepted < 4 and source.random() < truth[accepted]:
+            accepted += 1
+        acceptance.observe(4, accepted)
+        if index >= 100:
+            sums, count = [a + b for a, b in zip(sums, acceptance.rates, strict=True)], count + 1
+    assert [total / count for total in sums] == pytest.approx(truth, abs=0.04)
+    assert acceptance.survival[1] == pytest.approx(acceptance.rates[0] * acceptance.rates[1])
+
+
+def test_places_that_were_not_reached_are_not_judged():
+    acceptance = Acceptance(4)
+    before = acceptance.rates
+    acceptance.observe(4, 1)
+    assert acceptance.rates[0] > before[0]
+    assert acceptance.rates[1] < before[1]
+    assert acceptance.rates[2:] == before[2:]
+    acceptance.observe(1, 1)
+    assert acceptance.rates[2:] == before[2:]
+
+
+def test_a_new_request_starts_from_what_others_saw():
+    all_requests = Acceptance(3)
+    for _ in range(50):
+        all_requests.observe(3, 0)
+    assert Acceptance(3, all_requests).rates == pytest.approx(all_requests.rates)
+    assert Acceptance(3, all_requests).rates[0] < 0.1
+
+
+def test_a_text_that_becomes_predictable_is_drafted_again():
+    """Estimates forget: where drafts failed for long, some that stay bring drafting back."""
+    acceptance = Acceptance(3)
+    for _ in range(200):
+        acceptance.observe(3, 0)
+    times = StepTimes((1, 8), (1.0, 1.7))
+    assert choose_lengths([acceptance.survival], times, 0.05) == [0]
+    for _ in range(20):
+        acceptance.observe(3, 3)
+    assert choose_lengths([acceptance.survival], times, 0.05)[0] > 0
+
+
+def test_times_between_and_beyond_what_was_measured():
+    times = StepTimes.measured([(4, 0.5), (1, 1.0), (8, 3.0)])
+    assert times.seconds == (1.0, 1.0, 3.0)  # four rows cannot cost less than one
+    assert [times.of(rows) for rows in (1, 2, 4, 6, 8, 10)] == [1.0, 1.0, 1.0, 2.0, 3.0, 4.0]
