@@ -21,6 +21,7 @@ class MappedFile:
     def __init__(self, file: Path):
         with file.open("rb") as stream:
             self._pages = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        _ask_for_large_pages(self._pages)
         with warnings.catch_warnings():
             # torch warns that writing would be undefined; a writable private mapping would count against commit limits.
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -50,8 +51,7 @@ class LargePages:
 
     def __init__(self, num_bytes: int):
         pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
+        _ask_for_large_pages(pages)
         self._bytes = torch.frombuffer(pages, dtype=torch.uint8)
         self._used = 0
 
@@ -65,3 +65,9 @@ class LargePages:
         first, size = self._used, torch.Size(shape).numel() * dtype.itemsize
         self._used += self.room(size)
         return self._bytes[first : first + size].view(dtype).view(shape)
+
+
+def _ask_for_large_pages(pages: mmap.mmap) -> None:
+    """Weights read up to a third faster from them. Of a file, what the system reads from now on comes in large pages."""
+    with suppress(OSError):  # a kernel without them
+        pages.madvise(mmap.MADV_HUGEPAGE)

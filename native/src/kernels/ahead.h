@@ -16,7 +16,7 @@ struct Ahead {
         end(static_cast<const char*>(w.data) + type_bytes(w.type, last * w.columns)) {}
 
   void ask(int64_t bytes) {
-    for (const char* until = bytes < end - at ? at + bytes : end; at < until; at += 64) prefetch(at);
+    for (const char* until = bytes < end - at ? at + bytes : end; at < until; at += 64) prefetch_far(at);
   }
 };
 

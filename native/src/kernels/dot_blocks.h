@@ -33,7 +33,7 @@ void blocks_row(const Matrix& w, int64_t row, const BlockRow<nibbles>* x, float*
     const WeightGroup<nibbles> from(w, row, group, padded);
     if constexpr (kBlockAhead<nibbles> > 0)
       for (int64_t line = 0; line < WeightGroup<nibbles>::kBytes; line += 64)
-        prefetch(from.data + kBlockAhead<nibbles> + line);
+        prefetch_far(from.data + kBlockAhead<nibbles> + line);
     BlockWeights<nibbles> weights;
     weights.decode(from.data, from.scales);
     for (int t = 0; t < T; ++t) add_products<1>(&weights, x[t], group, totals + t);

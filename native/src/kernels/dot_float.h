@@ -59,7 +59,11 @@ template <typename E>
 struct ElementRow {
   const E* data;
 
-
+  static constexpr bool kIsDecoded = sizeof(E) == 1, kReadsSlowly = false;
+  template <typename O>
+  static constexpr int64_t bytes() {  // of a unit
+    return kUnit<O> * sizeof(E);
+  }
   template <typename O>
   void decode(int64_t column, typename O::Vector v[kStreams]) const {
     load_unit(data + column, v);
@@ -73,16 +77,17 @@ struct ElementRow {
   }
 };
 
-// Bytes ahead of the reads of packed weights that are asked for: a fifth faster for one token on Zen 4.
-constexpr int64_t kNibblesAhead = 1024;
-
 struct NibbleRow {
   const uint8_t* data;
   const uint8_t* scales;
 
+  static constexpr bool kIsDecoded = true, kReadsSlowly = true;
+  template <typename O>
+  static constexpr int64_t bytes() {
+    return kUnit<O> / 2;
+  }
   template <typename O>
   void decode(int64_t column, typename O::Vector v[kStreams]) const {
-    prefetch(data + column / 2 + kNibblesAhead);
     decode_nibbles(data + column / 2, scales + column / 32, v);
   }
   template <typename O>
@@ -161,44 +166,70 @@ template <int N, typename Body>
   each(body, std::make_integer_sequence<int, N>{});
 }
 
-// A chunk of one weight row times the same chunk of T activation rows, stream by stream, added to their totals.
-template <typename O, int T, typename Row>
-[[gnu::always_inline]] inline void add_chunk(const Row& row, int64_t first, int64_t width, int64_t units,
-                                             const typename O::Element* const* x, F* totals) {
-  F sums[T * kStreams];
-  each<T * kStreams>([&](auto i) { sums[i] = zero(); });
-  const auto add_unit = [&](int64_t unit, const typename O::Vector* w) __attribute__((always_inline)) {
+// A chunk of R weight rows times the same chunk of T activation rows, stream by stream, added to their totals [R, T];
+// meanwhile `next` is asked for.
+template <typename O, int T, int R, typename Row>
+[[gnu::always_inline]] inline void add_chunk(const Row* rows, int64_t first, int64_t width, int64_t units,
+                                             const typename O::Element* const* x, F* totals, Ahead& next) {
+  F sums[R * T * kStreams];
+  each<R * T * kStreams>([&](auto i) { sums[i] = zero(); });
+  const auto add_unit = [&](auto row, int64_t unit, const typename O::Vector* w) __attribute__((always_inline)) {
     each<T * kStreams>([&](auto i) {
       constexpr int t = i / kStreams, s = i % kStreams;
-      sums[i] = O::step(w[s], O::load(x[t] + first + (s * units + unit) * O::kStep), sums[i]);
+      F& sum = sums[row() * T * kStreams + i];
+      sum = O::step(w[s], O::load(x[t] + first + (s * units + unit) * O::kStep), sum);
     });
   };
   const int64_t whole = width / kUnit<O>;
-  typename O::Vector w[kStreams];
   for (int64_t unit = 0; unit < whole; ++unit) {
-    row.template decode<O>(first + unit * kUnit<O>, w);
-    add_unit(unit, w);
+    if constexpr (R > 1) next.ask(R * Row::template bytes<O>());
+    each<R>([&](auto r) {
+      typename O::Vector w[kStreams];
+      rows[r].template decode<O>(first + unit * kUnit<O>, w);
+      add_unit(r, unit, w);
+    });
   }
-  if (whole < units) {
-    row.template decode_some<O>(first + whole * kUnit<O>, width - whole * kUnit<O>, w);
-    add_unit(whole, w);
-  }
-  each<T * kStreams>([&](auto i) { totals[i / kStreams] = add(totals[i / kStreams], sums[i]); });
+  if (whole < units)
+    each<R>([&](auto r) {
+      typename O::Vector w[kStreams];
+      rows[r].template decode_some<O>(first + whole * kUnit<O>, width - whole * kUnit<O>, w);
+      add_unit(r, whole, w);
+    });
+  each<R * T * kStreams>([&](auto i) { totals[i / kStreams] = add(totals[i / kStreams], sums[i]); });
 }
 
-// T activation rows times weight rows [first_row, first_row + rows), each of which is read once, from end to end: in
-// pieces, beside which the activations of a chunk would stay in the first cache, memory is read at half the speed.
+// T activation rows times R weight rows from `row` on; totals [R, T]. A row is read once, from end to end: in pieces,
+// beside which the activations of a chunk would stay in the first cache, memory is read at half the speed.
+template <typename O, int T, int R, typename Row>
+void dot_together(const Rows<Row>& weights, int64_t row, const typename O::Element* const* x, F* totals) {
+  Row rows[R];
+  for (int r = 0; r < R; ++r) rows[r] = weights[row + r];
+  // so far ahead that it comes in time and is not gone again
+  const int64_t rows_ahead = Row::kReadsSlowly ? 2 * R : R, last = weights.w.rows;
+  Ahead next(weights.w, at_most(row + rows_ahead, last), at_most(row + rows_ahead + R, last));
+  for_chunks<O>(weights.w.columns, [&](int64_t first, int64_t width, int64_t units) {
+    add_chunk<O, T, R>(rows, first, width, units, x, totals, next);
+  });
+}
+
+// Activations that leave a stream of wide weights enough room in the first cache.
+constexpr int64_t kSmallActivations = 16 << 10;
+
+// T activation rows times weight rows [first_row, first_row + rows).
 template <typename O, int T, typename Row>
 void dot_few(const Rows<Row>& weights, int64_t first_row, int64_t rows, const typename O::Element* const* x, float* y,
              int64_t y_stride) {
+  constexpr int kTogether = kReadsTogether && !std::is_same_v<O, Floats> ? (Row::kReadsSlowly ? 2 : 4 / T) : 1;
   F totals[kFewRows * T];
   for (int i = 0; i < kFewRows * T; ++i) totals[i] = zero();
-  for (int64_t r = 0; r < rows; ++r) {
-    const Row row = weights[first_row + r];
-    for_chunks<O>(weights.w.columns, [&](int64_t first, int64_t width, int64_t units) {
-      add_chunk<O, T>(row, first, width, units, x, totals + r * T);
-    });
+  int64_t r = 0;
+  if constexpr (kTogether > 1) {
+    const int64_t activations = T * weights.w.columns * static_cast<int64_t>(sizeof(typename O::Element));
+    if (Row::kIsDecoded || activations > kSmallActivations)
+      for (; r + kTogether <= rows; r += kTogether)
+        dot_together<O, T, kTogether>(weights, first_row + r, x, totals + r * T);
   }
+  for (; r < rows; ++r) dot_together<O, T, 1>(weights, first_row + r, x, totals + r * T);
   float sums[kFewRows * T];
   sum_all(totals, kFewRows * T, sums);
   for (int64_t r = 0; r < rows; ++r)

@@ -109,5 +109,7 @@ inline void load_columns4(const float* p, F* columns) {
   columns[3] = _mm256_unpackhi_ps(high_even, high_odd);
 }
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into the second cache.
+inline void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace perilune::PERILUNE_ISA

@@ -10,6 +10,8 @@ namespace perilune::PERILUNE_ISA {
 constexpr int kRowTile = 3, kTokenTile = 4;
 // Up to so many tokens a weight row is decoded in registers, beside 4 sums of each token.
 constexpr int kFewTokens = 3;
+// Whether such weight rows are read several at a time; the registers hold the sums of one.
+constexpr bool kReadsTogether = false;
 
 // Column of each of 32 places in the order in which decode_nibbles yields them.
 constexpr int kFloatNibbleOrder[32] = {0,  4,  8,  12, 1,  5,  9,  13, 2,  6,  10, 14, 3,  7,  11, 15,

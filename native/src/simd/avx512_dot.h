@@ -10,6 +10,9 @@ namespace perilune::PERILUNE_ISA {
 constexpr int kRowTile = 4, kTokenTile = 6;
 // Up to so many tokens a weight row is decoded in registers, beside 4 sums of each token.
 constexpr int kFewTokens = 3;
+// Whether such weight rows are read several at a time, from the second cache, and asked for before: Zen 4 reads half as
+// fast where a long row of activations leaves the stream of weights no room in the first cache.
+constexpr bool kReadsTogether = true;
 
 // Column of each of 32 places in the order in which decode_nibbles yields floats.
 constexpr int kFloatNibbleOrder[32] = {0, 8,  16, 24, 1, 9,  17, 25, 2, 10, 18, 26, 3, 11, 19, 27,

@@ -141,6 +141,7 @@ inline void load_columns4(const float* p, F* columns) {
   for (int j = 0; j < 4; ++j) PERILUNE_EACH columns[j].v[i] = p[4 * i + j];
 }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #undef PERILUNE_EACH
 

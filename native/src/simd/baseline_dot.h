@@ -10,6 +10,8 @@ namespace perilune::PERILUNE_ISA {
 constexpr int kRowTile = 2, kTokenTile = 2;
 // Up to so many tokens a weight row is decoded in registers.
 constexpr int kFewTokens = 1;
+// Whether such weight rows are read several at a time; the registers hold the sums of one.
+constexpr bool kReadsTogether = false;
 
 // Column of each of 32 places in the order in which decode_nibbles yields them.
 constexpr int kFloatNibbleOrder[32] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30,
