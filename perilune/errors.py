@@ -24,6 +24,10 @@ class BackendError(PeriluneError):
     """No implementation of an op accepts this call, or a required one is absent."""
 
 
+class EngineError(PeriluneError):
+    """The process of the engine ended before it could serve."""
+
+
 class RequestError(PeriluneError):
     """A request cannot be served as asked.
 

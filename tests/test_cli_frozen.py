@@ -14,7 +14,7 @@ OPTIONS = {
     "perilune serve": [
         *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
         *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
-        *["--log-format", "--log-level"],
+        *["--debug-routes", "--engine-process", "--log-format", "--log-level", "--step-timeout"],
         *["--max-itl", "--max-waiting", "--profile", "--request-timeout", "--scheduling-policy"],
         *["--served-model-name", *ENGINE],
     ],

@@ -89,7 +89,8 @@ class Watch:
             pid = pids.pop()
             try:
                 status = Path(f"/proc/{pid}/status").read_text()
-                pids += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+                for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                    pids += map(int, children.read_text().split())
             except OSError:
                 continue
             total += sum(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
@@ -185,7 +186,7 @@ def render(outcome: Outcome) -> str:
         "",
         f"{outcome.seconds:.0f} s: {outcome.num_wrong} wrong answers, {outcome.num_errors} errors that were not meant",
         f"{outcome.generated_tokens} tokens, requests were set back {outcome.preemptions} times",
-        f"memory {outcome.rss_start_mib:.0f} MiB, at the end {outcome.rss_end_mib:.0f}, at most {outcome.rss_peak_mib:.0f}",
+        f"memory {outcome.rss_start_mib:.0f} MiB, at the end {outcome.rss_end_mib:.0f}, max {outcome.rss_peak_mib:.0f}",
         *(f"FAILED: {text}" for text in outcome.failures),
     ]
     return "\n".join(lines)

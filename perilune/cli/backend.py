@@ -20,6 +20,7 @@ from perilune.text.channels import Channel
 if TYPE_CHECKING:
     from perilune.config.engine import EngineConfig
     from perilune.engine.client import InProcessClient
+    from perilune.engine.host.process import ProcessClient
     from perilune.text.images.picture import ImageInput
     from perilune.text.tokenizer import Tokenizer
 
@@ -41,12 +42,18 @@ class Backend(Protocol):
 
 
 def start_engine(
-    checkpoint: Path | None, config: "EngineConfig", *, name: str | None = None, num_threads: int | None = None
+    checkpoint: Path | None,
+    config: "EngineConfig",
+    *,
+    name: str | None = None,
+    num_threads: int | None = None,
+    step_timeout_s: float | None = None,
 ) -> "tuple[InProcessClient, Tokenizer]":
     """Load a checkpoint (None: the bundled demo) behind a client that is not started yet."""
     from perilune.config.engine import DEMO_CHECKPOINT
     from perilune.engine.build import build_engine
     from perilune.engine.client import InProcessClient, ModelInfo
+    from perilune.engine.host.loop import DEFAULT_STEP_TIMEOUT_S
     from perilune.ops.threads import set_num_threads
 
     if num_threads is not None:
@@ -54,14 +61,41 @@ def start_engine(
     core = build_engine(checkpoint or DEMO_CHECKPOINT, config)
     assert core.tokenizer is not None
     model = ModelInfo(
-        name=name or (checkpoint.resolve().name if checkpoint else DEMO_NAME),
+        name=name or _model_name(checkpoint),
         max_model_len=core.limits.max_model_len,
         vocab_size=core.limits.vocab_size,
         eos_token_ids=core.limits.eos_token_ids,
         created=int(time.time()),
         media=core.limits.media,
     )
-    return InProcessClient(core, model), core.tokenizer
+    limit_s = DEFAULT_STEP_TIMEOUT_S if step_timeout_s is None else step_timeout_s
+    return InProcessClient(core, model, step_timeout_s=limit_s), core.tokenizer
+
+
+def start_engine_process(
+    checkpoint: Path | None,
+    config: "EngineConfig",
+    *,
+    name: str | None,
+    num_threads: int | None,
+    step_timeout_s: float,
+    prepare: Callable[[], None],
+) -> "tuple[ProcessClient, Tokenizer]":
+    """The same in a process of its own, which calls `prepare` first."""
+    from perilune.config.engine import DEMO_CHECKPOINT
+    from perilune.engine.host.process import ProcessClient
+    from perilune.engine.host.wire import EngineSpec
+    from perilune.text.tokenizer import Tokenizer
+
+    directory = checkpoint or DEMO_CHECKPOINT
+    client = ProcessClient(
+        EngineSpec(directory, config, num_threads, step_timeout_s, prepare), name or _model_name(checkpoint)
+    )
+    return client, Tokenizer.load(directory)
+
+
+def _model_name(checkpoint: Path | None) -> str:
+    return checkpoint.resolve().name if checkpoint else DEMO_NAME
 
 
 class LocalBackend:

@@ -1,7 +1,8 @@
 """`perilune serve`: the server with a checkpoint behind it."""
 
+from functools import partial
 from socket import socket
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -40,6 +41,12 @@ MaxWaiting = Annotated[
 RequestTimeout = Annotated[
     float | None, typer.Option(help="Most seconds that a request may take; any time by default.")
 ]
+EngineProcess = Annotated[
+    bool, typer.Option(help="Run the engine in a process of its own, which is restarted once when it dies.")
+]
+StepTimeout = Annotated[
+    float, typer.Option(help="Seconds after which a step counts as stuck: /health says so, the log says where.")
+]
 
 
 def serve_command(
@@ -67,22 +74,27 @@ def serve_command(
     threads: options.Threads = None,
     profile: Profile = "open",
     drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,
+    engine_process: EngineProcess = True,
+    step_timeout: StepTimeout = 300.0,
+    debug_routes: Annotated[bool, typer.Option("--debug-routes", help="Answer /debug/cache.")] = False,
     log_format: Annotated[LogFormat, typer.Option(help="Lines of stderr: text or json.")] = LogFormat.TEXT,
     log_level: Annotated[LogLevel, typer.Option(help="The least serious lines that are written.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model with the OpenAI API."""
-    from perilune.cli.backend import start_engine
+    from perilune.cli.backend import start_engine, start_engine_process
     from perilune.config.engine import EngineConfig
     from perilune.server.process import bind
     from perilune.server.settings import ServerSettings
 
-    configure_logs(log_format, log_level)
+    prepare = partial(configure_logs, log_format, log_level)
+    prepare()
     settings = ServerSettings(
         api_key=env.api_key() if api_key is None else api_key,
         drain_timeout_s=drain_timeout,
         allow_image_urls=allow_image_urls,
         request_timeout_s=request_timeout,
         profile=profile,
+        has_debug_routes=debug_routes,
     )
     config = EngineConfig(
         max_num_seqs=max_num_seqs,
@@ -101,7 +113,12 @@ def serve_command(
         index_cache_dtype=index_cache_dtype,
     )
     bound = bind(host, port)
-    client, tokenizer = start_engine(checkpoint, config, name=served_model_name, num_threads=threads)
+    how: Any = {"name": served_model_name, "num_threads": threads, "step_timeout_s": step_timeout}
+    client, tokenizer = (
+        start_engine_process(checkpoint, config, prepare=prepare, **how)
+        if engine_process
+        else start_engine(checkpoint, config, **how)
+    )
     _serve(client, tokenizer, settings, bound)
 
 

@@ -7,14 +7,15 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from perilune.cache.manager import CacheManager
-from perilune.config.media import MediaConfig
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.policy.budget import StepBudget
+from perilune.engine.policy.check import CoreLimits as CoreLimits
+from perilune.engine.policy.check import RequestCheck
 from perilune.engine.policy.deadlines import Deadlines
 from perilune.engine.request import (
     FinishReason,
@@ -24,11 +25,10 @@ from perilune.engine.request import (
     RequestOutput,
     RequestStatus,
     TokenLogprob,
-    check_request,
 )
 from perilune.engine.scheduler import Scheduler
 from perilune.engine.stats import EngineStats, StatsRecorder
-from perilune.errors import CapacityError, RequestError
+from perilune.errors import RequestError
 from perilune.grammar.compiler import GrammarCompiler
 from perilune.grammar.matcher import GrammarState
 from perilune.sampling.logprobs import SampledToken
@@ -59,26 +59,6 @@ class Pictures(Protocol):
     def embed(self, awaited: Sequence[ImageInput], budget_s: float) -> None: ...
 
 
-@dataclass(frozen=True)
-class CoreLimits:
-    """What the core holds steps and requests to; `max_model_len` bounds prompt plus output.
-
-    `media` says how pictures are prepared; None for a model that sees none. Steps with decodes are kept below
-    `max_itl_s` seconds by giving them fewer prompt tokens. Without `has_priorities` all requests have the same. Whoever
-    feeds the core lets at most `max_waiting` requests wait; None for any number.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    media: MediaConfig | None = None
-    max_itl_s: float | None = None
-    has_priorities: bool = False
-    max_waiting: int | None = None
-
-
 @dataclass
 class _Live:
     request: Request
@@ -105,6 +85,7 @@ class EngineCore:
     ):
         self.limits = limits
         self.tokenizer = tokenizer
+        self.check_request = RequestCheck(limits, cache.capacity_tokens, has_tokenizer=tokenizer is not None)
         self._compiler = None if tokenizer is None else GrammarCompiler(tokenizer, limits.vocab_size)
         self._runner = runner
         self._cache = cache
@@ -134,34 +115,32 @@ class EngineCore:
     def live_request_ids(self) -> tuple[str, ...]:
         return tuple(self._live)
 
+    @property
+    def running_log_ids(self) -> list[str]:
+        """The ids, as their clients know them, of the requests that a step may compute for."""
+        requests = (entry.request for entry in tuple(self._live.values()))
+        return [_log_id(request) for request in requests if request.status is RequestStatus.RUNNING]
+
+    def inspect(self) -> dict[str, Any]:
+        """What is held, and by whom, as JSON values."""
+        return {"usage": asdict(self._cache.usage), "requests": [self._holding(x.request) for x in self._live.values()]}
+
+    def _holding(self, request: Request) -> dict[str, Any]:
+        is_running = request.status is RequestStatus.RUNNING
+        return {
+            "id": request.request_id,
+            "log_id": _log_id(request),
+            "status": request.status.value,
+            "num_tokens": request.num_tokens,
+            "num_computed_tokens": request.num_computed_tokens,
+            "num_cached_tokens": request.num_cached_tokens,
+            "num_blocks": len(self._cache.block_table(request.request_id)) if is_running else 0,
+            "slot": self._cache.state_slot(request.request_id) if is_running else None,
+        }
+
     def check(self, message: GenerateRequest) -> None:
         """Raise RequestError or CapacityError for what can never be served; safe to call from any thread."""
-        limits = self.limits
-        check_request(message, vocab_size=limits.vocab_size, max_model_len=limits.max_model_len)
-        if message.images and limits.media is None:
-            raise RequestError("this model has no vision weights; send text only", param="messages", code="unsupported")
-        if message.priority != 0 and not limits.has_priorities:
-            raise RequestError(
-                f"priority is {message.priority}, and this server has no priorities: leave it out, or start the server "
-                "with --scheduling-policy priority",
-                param="priority",
-                code="unsupported",
-            )
-        if message.params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer and this engine has none", param="stop")
-        if message.grammar is not None and message.params.ignore_eos:
-            raise RequestError(
-                "ignore_eos is true, but a constrained answer ends where its grammar ends; leave it out",
-                param="ignore_eos",
-            )
-        num_prompt_tokens, num_cached = len(message.prompt_token_ids), self._max_total_tokens(message) - 1
-        if not self._cache.can_ever_fit(num_cached):
-            room = self._cache.capacity_tokens + 1
-            raise CapacityError(
-                f"the request may grow to {num_cached + 1} tokens ({num_prompt_tokens} of them the prompt); the cache "
-                f"holds {room}: shorten the prompt, set max_tokens to at most {max(0, room - num_prompt_tokens)}, or "
-                "start with a larger cache"
-            )
+        self.check_request(message)
 
     def warm_up(self) -> None:
         """Prepare what the first constrained request would otherwise wait for; safe to call from any thread."""
@@ -193,7 +172,7 @@ class EngineCore:
             message=message,
             arrival_index=self._num_added,
             arrival_s=self._clock(),
-            max_total_tokens=self._max_total_tokens(message),
+            max_total_tokens=self.check_request.max_total_tokens(message),
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             grammar=self.compile(message) if grammar is None else grammar,
         )
@@ -296,11 +275,6 @@ class EngineCore:
         usage = self._cache.usage
         assert self._live or usage.blocks_used == usage.slots_used == 0, f"{usage} is held by no request"
 
-    def _max_total_tokens(self, message: GenerateRequest) -> int:
-        if message.params.max_tokens is None:
-            return self.limits.max_model_len
-        return min(self.limits.max_model_len, len(message.prompt_token_ids) + message.params.max_tokens)
-
     def _commit(self, sequence: ScheduledSequence, result: StepResult) -> RequestOutput | None:
         """Take over what the step yielded for one request."""
         request = sequence.request
@@ -364,7 +338,11 @@ class EngineCore:
 
 def _log_ids(requests: Sequence[Request]) -> dict[str, str]:
     """What a log line needs to be found under every request it is about."""
-    return {"request_id": " ".join(request.message.log_id or request.request_id for request in requests)}
+    return {"request_id": " ".join(_log_id(request) for request in requests)}
+
+
+def _log_id(request: Request) -> str:
+    return request.message.log_id or request.request_id
 
 
 def _output(

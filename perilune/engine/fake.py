@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from perilune.engine.client import ModelInfo
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput, TokenLogprob, check_request
@@ -57,6 +58,9 @@ class FakeEngine:
             prompt_tokens_total=sum(len(request.prompt_token_ids) for request in self.requests),
             finished_total=dict(self._num_finished),
         )
+
+    async def inspect(self) -> dict[str, Any]:
+        return {"usage": {"blocks_used": len(self._running)}, "requests": [{"id": name} for name in self._running]}
 
     def generate(self, request: GenerateRequest) -> AsyncGenerator[RequestOutput, None]:
         if self.failure is not None:

@@ -61,6 +61,7 @@ class EngineStats:
     num_preemptions_total: int = 0
     num_rejected_total: int = 0
     num_steps_total: int = 0
+    num_restarts_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     finished_total: Mapping[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))

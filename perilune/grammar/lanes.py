@@ -34,3 +34,13 @@ class CompileLanes:
             return await loop.run_in_executor(self._quick, work, True)
         except NotQuick:
             return await loop.run_in_executor(self._slow, work, False)
+
+    def submit(self, work: Callable[[bool], None]) -> None:
+        """The same for work that deals with its own result and its other errors; returns at once."""
+        self._quick.submit(self._try, work)
+
+    def _try(self, work: Callable[[bool], None]) -> None:
+        try:
+            work(True)
+        except NotQuick:
+            self._slow.submit(work, False)

@@ -26,6 +26,7 @@ from perilune.server.openai.schema import (
 )
 from perilune.server.openai.tokenize import describe, tokenize
 from perilune.server.openai.validate import check_model, check_token_ids, decode_body
+from perilune.server.operations.debug import debug_routes
 from perilune.server.operations.request_log import RequestLog
 from perilune.server.reading.body import Bodies, ReadingPools, json_response
 from perilune.server.reading.pictures import PictureDecoder
@@ -72,6 +73,8 @@ def create_app(client: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     app.include_router(anthropic_routes(client, tokenizer, settings, dispatcher), dependencies=guarded)
     app.include_router(_model_routes(client), dependencies=guarded)
     app.include_router(_tokenizer_routes(client, tokenizer, settings), dependencies=guarded)
+    if settings.has_debug_routes:
+        app.include_router(debug_routes(client), dependencies=guarded)
     describe_bodies(app, BODIES)
     app.add_middleware(RequestLog)
     return app

@@ -22,6 +22,7 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_preemptions": ("Requests set back to make room for others.", lambda s: s.num_preemptions_total),
     "num_requests_rejected": ("Requests rejected because the queue was full.", lambda s: s.num_rejected_total),
     "num_steps": ("Forward passes.", lambda s: s.num_steps_total),
+    "engine_restarts": ("Engine processes made in place of one that died.", lambda s: s.num_restarts_total),
     "prompt_tokens": ("Prompt tokens computed.", lambda s: s.prompt_tokens_total),
     "generation_tokens": ("Tokens generated.", lambda s: s.generation_tokens_total),
 }

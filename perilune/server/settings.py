@@ -17,6 +17,7 @@ class ServerSettings:
     progress may take `drain_timeout_s` seconds before they are cut. `allow_image_urls` lets requests name pictures on
     the public internet, which the server then fetches. A request may take `request_timeout_s` seconds unless it asks
     for less; None for any time. `profile` says which sampling is allowed (openai/profile.py).
+    `has_debug_routes` adds routes that show what the engine holds, and for whom.
     """
 
     api_key: str | None = None
@@ -28,6 +29,7 @@ class ServerSettings:
     request_timeout_s: float | None = None
     allow_image_urls: bool = False
     profile: str = "open"
+    has_debug_routes: bool = False
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
@@ -41,5 +43,5 @@ class ServerSettings:
             if setting.name == "drain_timeout_s":
                 if not 0 <= value <= 3600:
                     raise ConfigError(f"drain_timeout_s is {value}; it must be 0 to 3600 seconds")
-            elif setting.name not in ("api_key", "allow_image_urls", "profile", "request_timeout_s") and value < 1:
+            elif setting.name.startswith("max_") and value < 1:
                 raise ConfigError(f"{setting.name} is {value}; it must be at least 1")

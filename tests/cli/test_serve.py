@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import openai
@@ -37,21 +38,68 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_checkpoint):
-    command = [sys.executable, "-m", "perilune.cli.main", "serve", str(tiny_checkpoint), "--port", "0"]
-    command += ["--max-num-seqs", "4", "--num-blocks", "64", "--max-model-len", "512", "--dtype", "float32"]
-    command += ["--threads", "1", "--drain-timeout", "20", "--log-format", "json"]
-    environment = {**os.environ, "PERILUNE_API_KEY": "k"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-    line = process.stdout.readline()
-    match = re.search(r"http://127\.0\.0\.1:\d+", line)
-    assert match, process.stderr.read()
-    client = openai.OpenAI(base_url=f"{match[0]}/v1", api_key="k", max_retries=0, timeout=DEADLINE_S)
-    yield Served(process, line, match[0], client)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    process.stderr.close()
+def start(tiny_checkpoint):
+    """Start servers; `flags` go to the command."""
+    started = []
+
+    def serve(*flags):
+        command = [sys.executable, "-m", "perilune.cli.main", "serve", str(tiny_checkpoint), "--port", "0"]
+        command += ["--max-num-seqs", "4", "--num-blocks", "64", "--max-model-len", "512", "--dtype", "float32"]
+        command += ["--threads", "1", "--drain-timeout", "20", "--log-format", "json", *flags]
+        environment = {**os.environ, "PERILUNE_API_KEY": "k"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+        started.append(process)
+        line = process.stdout.readline()
+        match = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert match, process.stderr.read()
+        client = openai.OpenAI(base_url=f"{match[0]}/v1", api_key="k", max_retries=0, timeout=DEADLINE_S)
+        return Served(process, line, match[0], client)
+
+    yield serve
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+
+@pytest.fixture(params=["--engine-process", "--no-engine-process"])
+def served(start, request):
+    return start(request.param)
+
+
+def engine_pid(served):
+    lists = Path(f"/proc/{served.process.pid}/task").glob("*/children")
+    (pid,) = [int(pid) for children in lists for pid in children.read_text().split()]
+    return pid
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_server_outlives_the_crash_of_its_engine(start):
+    served = start()
+    fields = {"model": "tiny", "messages": TURNS, "temperature": 0, "reasoning_effort": "none"}
+    expected = served.client.chat.completions.create(**fields, max_tokens=12).choices[0].message.content
+    with served.client.chat.completions.create(**fields, max_tokens=400, stream=True) as stream:
+        next(iter(stream))
+        os.kill(engine_pid(served), signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="killed by SIGKILL and is being restarted"):
+            list(stream)
+    health = httpx.get(f"{served.url}/health")
+    assert health.status_code == 503
+    with pytest.raises(openai.InternalServerError, match="being restarted; try again later"):
+        served.client.chat.completions.create(**fields)
+    wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200)
+    assert served.client.chat.completions.create(**fields, max_tokens=12).choices[0].message.content == expected
+    assert served.gauges()["perilune:engine_restarts_total"] == 1
+    pid = engine_pid(served)
+    served.process.kill()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())
 
 
 def test_a_checkpoint_is_served_from_start_to_stop(served):

@@ -272,7 +272,7 @@ def test_a_leak_is_noticed_when_the_engine_goes_idle(engine):
     client, core = engine
     core._cache.admit("nobody", 1)
     asyncio.run(collect(client, message("r", [1], max_tokens=2)))
-    client._thread.join(SOON_S)
+    client._engine._thread.join(SOON_S)
     assert "held by no request" in client.check_health()
 
 

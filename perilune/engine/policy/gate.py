@@ -55,6 +55,10 @@ class Gate:
         self.check()
         self._num_arriving += 1
 
+    def take_back(self) -> None:
+        """Forget a request that was on its way and never reached the engine."""
+        self._num_arriving -= 1
+
     def on_turn(self, *, num_taken: int, num_running: int, num_waiting: int, num_started: int) -> None:
         """Learn what the engine has after a step: of those on the way it took `num_taken`.
 
