@@ -76,6 +76,16 @@ Serve = Callable[..., Running]
 @pytest.fixture
 def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
     """Start servers; `says` is the text the engine answers with, control tokens by name, or a script."""
+    yield from _servers(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def serve_for_module(tokenizer: Tokenizer) -> Iterator[Serve]:
+    """Start servers that serve all tests of a module."""
+    yield from _servers(tokenizer)
+
+
+def _servers(tokenizer: Tokenizer) -> Iterator[Serve]:
     stops: list[Callable[[], None]] = []
 
     def start(

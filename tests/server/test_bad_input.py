@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.server.conftest import END, MODEL_NAME, THOUGHT
+from tests.server.replies import body_for
 
 TURN = {"role": "user", "content": "hello"}
 BODIES = {
@@ -162,3 +163,75 @@ def test_thirty_megabytes_of_text_are_refused_before_they_are_encoded(serve, pat
         assert (error["param"], error["code"]) == (field, "context_length_exceeded")
     assert sum(encoded) < 1000
     assert server.engine.requests == []
+
+
+def nested(depth):
+    schema: dict = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+HOSTILE_SCHEMAS = [
+    pytest.param({"enum": [f"v{n}" for n in range(100_000)]}, ".enum", "at most 8192", id="hundred thousand values"),
+    pytest.param({"type": "array", "maxItems": 10**12}, ".maxItems", "at most 65536", id="huge bound"),
+    pytest.param({"type": "string", "minLength": 10**30}, ".minLength", "at most 65536", id="huger bound"),
+    pytest.param(nested(100), "", "64 levels", id="nested"),
+    pytest.param({"anyOf": [{"const": n} for n in range(300)]}, ".anyOf", "at most 256", id="alternatives"),
+    pytest.param(
+        {"type": "object", "properties": {f"p{n}": {} for n in range(1100)}},
+        ".properties",
+        "at most 1024",
+        id="properties",
+    ),
+    pytest.param({"enum": ["x" * 1_200_000]}, "", "at most 1048576", id="a megabyte"),
+]
+
+
+@pytest.mark.parametrize("path", [path for path in GENERATING if path != "/v1/completions"])
+@pytest.mark.parametrize(("schema", "below", "says"), HOSTILE_SCHEMAS)
+def test_a_hostile_schema_is_refused_with_its_place_and_the_limit(serve, path, schema, below, says):
+    field = {"/v1/responses": "text.format.schema", "/v1/messages": "output_config.format.schema"}.get(
+        path, "response_format.json_schema.schema"
+    )
+    server = serve(max_model_len=2_000_000)
+    body = {"model": MODEL_NAME, **body_for(path, "hello", schema=schema)}
+    message = post(server, path, json.dumps(body).encode())
+    assert message.startswith(field + below)
+    assert says in message
+
+
+@pytest.mark.parametrize(
+    ("form", "says"),
+    [
+        ({"regex": "a" * 20_000}, "structured_outputs.regex has 20000 characters; at most 16384"),
+        ({"choice": ["x"] * 10_000}, "structured_outputs.choice has 10000 texts; it must hold 1 to 8192"),
+        ({"grammar": "start: " + '"x"' * 500_000}, "structured_outputs.grammar and what else constrains"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_hostile_form_is_refused_with_its_field_and_the_limit(serve, path, form, says):
+    assert says in post(serve(max_model_len=2_000_000), path, with_field(path, "structured_outputs", form))
+
+
+@pytest.mark.parametrize("path", SPEAKING)
+@pytest.mark.parametrize("key", ["content", "input"])
+def test_null_numbers_and_objects_where_text_belongs_are_refused(serve, path, key):
+    name = conversation(path)
+    if key == "content":
+        for value in (None, 5, True, {"a": 1}, [5], [None], [{"type": "text", "text": 5}], [{"type": 5}]):
+            message = post(serve(), path, with_field(path, name, [{"role": "user", "content": value}]))
+            assert f"{name}[0].content" in message
+    else:
+        for value in (None, 5, True, {"a": 1}, [5], [None]):
+            assert name in post(serve(), path, with_field(path, name, value))
+
+
+def test_a_history_of_millions_of_arguments_is_refused_before_it_is_written(serve):
+    arguments = json.dumps({f"k{n}": 1 for n in range(300_000)})
+    call = {"id": "f_0", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [TURN, {"role": "assistant", "content": "", "tool_calls": [call]}, TURN]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        message = post(serve(), path, with_field(path, "messages", turns))
+        assert "the context of 512 tokens" in message
+        assert "messages[1]" in message

@@ -22,6 +22,7 @@ from perilune.server.openai.schema import ChatRequest
 from perilune.server.openai.validate import decode_body
 from perilune.server.settings import ServerSettings
 from tests.server.conftest import events
+from tests.server.replies import APIS, CHAT, MESSAGES, RESPONSES, body_for, read_stream, read_whole
 
 USER = {"role": "user", "content": "go"}
 # without bounds its compiler is at work for days
@@ -110,10 +111,15 @@ def ask(engine):
     return run
 
 
-def chat(engine, **fields):
+def ending(engine):
+    """What makes a random model come to an end."""
     tokenizer = engine.tokenizer
-    ending = {str(token_id): 6 for token_id in (tokenizer.close_id, tokenizer.sep_id)} | {str(ord('"')): 3}
-    return {"messages": [USER], "temperature": 1, "top_p": 1, "max_tokens": 300, "logit_bias": ending, **fields}
+    return dict.fromkeys((tokenizer.close_id, tokenizer.sep_id), 6) | {ord('"'): 3}
+
+
+def chat(engine, **fields):
+    bias = {str(token_id): value for token_id, value in ending(engine).items()}
+    return {"messages": [USER], "temperature": 1, "top_p": 1, "max_tokens": 300, "logit_bias": bias, **fields}
 
 
 def tool(name, schema, **more):
@@ -297,6 +303,53 @@ def test_a_schema_that_compiles_for_ever_is_a_400_with_its_field_and_the_limit(a
     assert "takes more than 1 s of processor time" in message
     if path != "/v1/messages":
         assert answer.json()["error"]["param"].startswith(field)
+
+
+def test_thirty_two_streams_of_json_objects_at_once_are_json_or_cut(engine, ask):
+    bodies = [chat(engine, response_format={"type": "json_object"}, stream=True, seed=seed) for seed in range(32)]
+    replies = [of_stream(answer) for answer in ask(*bodies)]
+    assert {reason for _, _, reason in replies} <= {"stop", "length"}
+    finished = [content for content, _, reason in replies if reason == "stop"]
+    assert len(finished) >= 16, "too many answers were cut to say anything"
+    assert all(isinstance(json.loads(content), dict) for content in finished)
+
+
+POINT = {
+    "type": "object",
+    "properties": {"x": {"type": "integer", "minimum": 0, "maximum": 9}, "on": {"type": "boolean"}},
+    "required": ["x", "on"],
+    "additionalProperties": False,
+}
+DEMANDS = [
+    pytest.param({"tools": [("f", POINT), ("g", POINT)], "choice": "required"}, id="required"),
+    pytest.param({"tools": [("f", POINT), ("g", POINT)], "choice": "g"}, id="named"),
+    pytest.param({"schema": POINT}, id="schema"),
+]
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+@pytest.mark.parametrize("path", APIS)
+def test_thinking_is_free_of_the_grammar_that_holds_after_it_in_every_api(engine, ask, monkeypatch, path, demand):
+    """A random model thinks random tokens, which no grammar of an answer would take."""
+    # not every API knows a bias
+    monkeypatch.setattr("perilune.server.openai.validate.logit_bias", lambda _: ending(engine))
+    limit = {CHAT: "max_tokens", RESPONSES: "max_output_tokens", MESSAGES: "max_tokens"}[path]
+    body = {**body_for(path, "go", **demand), limit: 200, "temperature": 1, "top_p": 1}
+    answers = ask(*([body] * 5), *([{**body, "stream": True}] * 5), path=path)
+    replies = [read_whole(path, answer.json()) for answer in answers[:5]]
+    replies += [read_stream(path, answer.text, cut_calls=True) for answer in answers[5:]]
+    assert all(answer.status_code == 200 for answer in answers)
+    assert any(reply.reasoning for reply in replies)
+    finished = [reply for reply in replies if reply.end != "length"]
+    for reply in finished:
+        if "schema" in demand:
+            Draft202012Validator(POINT).validate(json.loads(reply.content))
+            continue
+        assert reply.end == "tool_calls"
+        assert {name for name, _ in reply.calls} <= ({"g"} if demand["choice"] == "g" else {"f", "g"})
+        for _, arguments in reply.calls:
+            Draft202012Validator(POINT).validate(arguments)
+    assert finished
 
 
 def test_while_hostile_schemas_are_compiled_others_are_answered(engine, ask):
