@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from perilune.checkpoint.names import VISION_PARTS, Part, TensorFamily, tensor_table
+from perilune.config.draft import DraftConfig
 from perilune.config.model import IndexerConfig, MLAConfig, ModelConfig
 
 
@@ -155,6 +156,19 @@ def conv_state_bytes(config: ModelConfig, itemsize: int = 2) -> int:
 def state_bytes_per_sequence(config: ModelConfig, recurrent_itemsize: int = 4, conv_itemsize: int = 2) -> int:
     """Bytes that a sequence holds whatever its length (default: float32 state, bfloat16 convolution)."""
     return recurrent_state_bytes(config, recurrent_itemsize) + conv_state_bytes(config, conv_itemsize)
+
+
+def record_bytes_per_token(config: ModelConfig, itemsize: int = 2) -> int:
+    """Bytes that a token which may be taken back leaves over all KDA layers until it is committed.
+
+    q, k and v before the convolution and the normalised key in the compute dtype; decay and correction in float32.
+    """
+    return len(config.kda_layers) * config.kda.projection_size * (4 * itemsize + 2 * 4)
+
+
+def draft_cache_bytes_per_token(draft: DraftConfig, itemsize: int = 2) -> int:
+    """Paged bytes per token over all layers of a draft model."""
+    return draft.num_hidden_layers * draft.attention.cache_width * itemsize
 
 
 def attended_rows(config: ModelConfig, context: int) -> int:

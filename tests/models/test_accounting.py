@@ -1,16 +1,23 @@
 import pytest
 
+from perilune.cache.spec import bytes_per_slot, bytes_per_token
 from perilune.checkpoint.names import Part
+from perilune.config.draft import parse_draft_config
 from perilune.models.accounting import (
     account,
     attended_rows,
     cache_bytes_per_token,
     cache_bytes_read,
     conv_state_bytes,
+    draft_cache_bytes_per_token,
     flops_per_token,
+    record_bytes_per_token,
     recurrent_state_bytes,
     state_bytes_per_sequence,
 )
+from perilune.models.draft.block import cache_groups
+from perilune.models.kda import record_groups
+from tests.drafts import gqa_values, mla_values
 
 
 @pytest.fixture
@@ -144,3 +151,16 @@ def test_a_decode_step_of_the_quantised_model_reads_what_the_published_plan_says
     """88 GB a token with attention, shared experts and dense layer in 8 bits; latents and kv_b count for the rest."""
     latents = 92 * 2 * 3584 * 7168
     assert account(k3, is_quantised=True).decode_weight_bytes == pytest.approx(87.9e9 - latents, rel=0.01)
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("bfloat16", 2), ("float32", 4)])
+def test_records_of_verified_tokens_take_what_their_groups_take(k31, dtype, itemsize):
+    groups = record_groups(k31.kda, len(k31.kda_layers))
+    assert record_bytes_per_token(k31, itemsize) == bytes_per_slot(groups, dtype)
+    assert record_bytes_per_token(k31) == 13_565_952  # docs/speculative.md: 13.6 MB
+
+
+@pytest.mark.parametrize(("values", "row"), [(mla_values(), 48 + 16), (gqa_values(), 2 * 2 * 32)])
+def test_rows_of_drafts_take_what_their_group_takes(values, row):
+    draft = parse_draft_config(values)
+    assert draft_cache_bytes_per_token(draft) == bytes_per_token(cache_groups(draft), "bfloat16") == 2 * row * 2

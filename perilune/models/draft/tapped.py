@@ -16,7 +16,8 @@ class TappedModel:
     def __init__(self, target: KimiModel, draft: DraftModel):
         self.target, self.draft = target, draft
         self._places = {layer: place for place, layer in enumerate(draft.config.target_layer_ids)}
-        self._slots = torch.empty(len(self._places), 0, dtype=torch.int64)
+        # by power of two: recorded passes read them where they are
+        self._slots: dict[int, Tensor] = {}
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
         """Those of the target and of the draft."""
@@ -29,15 +30,21 @@ class TappedModel:
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """-> the target's logits [R, vocab]; writes the rows of both models into `batch.cache`."""
         num_tokens, num_taps = batch.token_ids.shape[0], len(self._places)
-        if self._slots.shape[1] < num_tokens:  # kept, so that a recorded pass finds them
-            self._slots = torch.arange(num_taps * num_tokens).view(num_tokens, num_taps).T.contiguous()
+        slots = self._slots_for(num_tokens)
         taps = torch.empty(num_tokens, num_taps, self.draft.config.hidden_size, dtype=self.draft.dtype)
 
         def tap(layer: int, prefix: Tensor) -> None:
             place = self._places.get(layer)
             if place is not None:
-                ops.store_rows(taps, self._slots[place, :num_tokens], prefix)
+                ops.store_rows(taps, slots[place, :num_tokens], prefix)
 
         logits = self.target(batch, tap)
         self.draft.write_context(taps.view(num_tokens, -1), batch)
         return logits
+
+    def _slots_for(self, num_tokens: int) -> Tensor:
+        """[taps, at least num_tokens]: the row of [tokens * taps] that a token's stream after a tapped layer goes to."""
+        size = 1 << (num_tokens - 1).bit_length()
+        if size not in self._slots:
+            self._slots[size] = torch.arange(len(self._places) * size).view(size, -1).T.contiguous()
+        return self._slots[size]
