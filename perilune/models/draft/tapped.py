@@ -43,7 +43,7 @@ class TappedModel:
         return logits
 
     def _slots_for(self, num_tokens: int) -> Tensor:
-        """[taps, at least num_tokens]: the row of [tokens * taps] that a token's stream after a tapped layer goes to."""
+        """[taps, at least num_tokens]: the row of [tokens * taps] for a token's stream after a tapped layer."""
         size = 1 << (num_tokens - 1).bit_length()
         if size not in self._slots:
             self._slots[size] = torch.arange(len(self._places) * size).view(size, -1).T.contiguous()
