@@ -11,7 +11,7 @@ from perilune.text.messages import ChatMessage, parse_messages
 from perilune.text.prompt.calls import tools_channel
 from perilune.text.prompt.effort import thinking_effort
 from perilune.text.prompt.output_format import OutputFormat, output_format_message, parse_output_format
-from perilune.text.prompt.results import order_results
+from perilune.text.prompt.results import order_results, with_pictures
 from perilune.text.prompt.room import Room
 from perilune.text.prompt.segments import (
     PlacedPicture,
@@ -81,7 +81,7 @@ def encode_chat(
 
     `tools`, `tool_choice` and `response_format` are those of the OpenAI API; a tool choice that names a tool tells
     the model that it must call. A last assistant message with `partial: true` is left open to be continued. Raises
-    RequestError naming the field. `images` opens the pictures of user messages, of which no more than the headers are
+    RequestError naming the field. `images` opens the pictures of users and tools, of which no more than the headers are
     read here; None for a model that sees none. `room` refuses a prompt that is too long before it is encoded.
     """
     toolbox = Toolbox()
@@ -93,7 +93,7 @@ def encode_chat(
     body = _Collected(room)
     body.add(tool_declaration(declared, "tools") if declared else [], "tools")
     body.add(thinking_effort(effort) if thinking else [], "reasoning_effort")
-    for index, message in enumerate(history[:-1] if last.is_partial else history):
+    for index, message in with_pictures(history[:-1] if last.is_partial else history):
         body.add(message_segments(message, thinking, f"messages[{index}]"), f"messages[{index}]")
     body.add(tool_choice_message(choice), "tool_choice")
     body.add(output_format_message(form), "response_format")
@@ -166,7 +166,7 @@ def partial_segments(message: ChatMessage, thinking: bool) -> tuple[list[Segment
 
 
 def _content(message: ChatMessage) -> list[Segment]:
-    if not message.parts:
+    if not message.parts or message.role == "tool":
         return [content(message.content)]
     pieces = ([content(part)] if isinstance(part, str) else picture(part) for part in message.parts)
     return [segment for piece in pieces for segment in piece]

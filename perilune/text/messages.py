@@ -47,7 +47,7 @@ class ChatMessage:
     `reasoning`, `tool_calls` and `is_partial` (an answer that the model is to continue) belong to the assistant,
     `tools` to the system. For a tool, `name` is that of the tool, and `index` counts the results of one answer from 1;
     `order_results` in prompt/results.py fills both. `parts` are texts and pictures in their order, where the user
-    sent pictures; `content` is then empty.
+    sent pictures; `content` is then empty. The pictures of a result are its `parts`, and its texts are its `content`.
     """
 
     role: Role
@@ -88,7 +88,7 @@ def _parse(given: object, field: str, toolbox: Toolbox, images: ImageReader | No
     if role == "assistant":
         return _parse_assistant(message, field)
     if role == "tool":
-        return _parse_tool_result(message, field)
+        return _parse_tool_result(message, field, images)
     if message.get("tools") not in (None, []):
         return _parse_tools(message, field, toolbox)
     name = _parse_name(message, "name", field)
@@ -100,6 +100,11 @@ def _parse(given: object, field: str, toolbox: Toolbox, images: ImageReader | No
 def _parse_user(content: object, field: str, name: str | None, images: ImageReader | None) -> ChatMessage:
     if not _has_images(content):
         return ChatMessage("user", _parse_content(content, field), name=name)
+    return ChatMessage("user", "", parts=_parse_parts(content, field, images), name=name)
+
+
+def _parse_parts(content: object, field: str, images: ImageReader | None) -> tuple[str | Picture, ...]:
+    """Texts and pictures; neighbouring texts are one."""
     assert isinstance(content, Sequence)
     parts: list[str | Picture] = []
     for index, given in enumerate(content):
@@ -110,7 +115,7 @@ def _parse_user(content: object, field: str, name: str | None, images: ImageRead
             parts[-1] += _parse_part(part, f"{field}[{index}]")
         else:
             parts.append(_parse_part(part, f"{field}[{index}]"))
-    return ChatMessage("user", "", parts=tuple(parts), name=name)
+    return tuple(parts)
 
 
 def _has_images(content: object) -> bool:
@@ -163,11 +168,17 @@ def _parse_assistant(message: Mapping[str, object], field: str) -> ChatMessage:
     )
 
 
-def _parse_tool_result(message: Mapping[str, object], field: str) -> ChatMessage:
+def _parse_tool_result(message: Mapping[str, object], field: str, images: ImageReader | None) -> ChatMessage:
     names = [_parse_name(message, key, field) for key in ("tool", "name")]
+    parts: tuple[str | Picture, ...] = ()
+    if _has_images(message.get("content")):
+        parts = _parse_parts(message["content"], f"{field}.content", images)
     return ChatMessage(
         role="tool",
-        content=_parse_optional_content(message, field),
+        content="".join(part for part in parts if isinstance(part, str))
+        if parts
+        else _parse_optional_content(message, field),
+        parts=tuple(part for part in parts if not isinstance(part, str)),
         name=next((name for name in names if name is not None), None),
         tool_call_id=read_name(message.get("tool_call_id"), f"{field}.tool_call_id"),
     )
@@ -201,9 +212,11 @@ def _parse_part(given: object, field: str) -> str:
     part = read_object(given, field)
     kind = part.get("type")
     if kind != "text":
-        problem = f"is {shown(kind)}, which is not known; allowed are text and, in messages from user, image_url"
+        problem = (
+            f"is {shown(kind)}, which is not known; allowed are text and, in messages from user or tool, image_url"
+        )
         if kind == "image_url":
-            problem = "is 'image_url', and pictures are read in messages from user only; allowed is 'text'"
+            problem = "is 'image_url', and pictures are read in messages from user or tool only; allowed is 'text'"
         elif kind == "video_url":
             problem = _NO_VIDEO
         raise RequestError(f"{field}.type {problem}", param=f"{field}.type")

@@ -85,10 +85,9 @@ class _Conversation:
 
     def _read_message(self, message: Mapping[str, Any], field: str) -> None:
         role = message.get("role")
-        if role not in ("user", "assistant"):
+        if role not in ("user", "assistant", "system"):
             raise RequestError(
-                f"{field}.role is {shown(role)}; allowed are user and assistant, and system beside messages",
-                param=f"{field}.role",
+                f"{field}.role is {shown(role)}; allowed are user, assistant and system", param=f"{field}.role"
             )
         check_keys(message, ("role", "content", *_NO_EFFECT), "a message", field)
         content = message.get("content")
@@ -96,6 +95,10 @@ class _Conversation:
             self._add(role, field)["content"] = content
             return
         blocks = read_list(content, f"{field}.content", "blocks")
+        if role == "system":
+            text = "".join(self._text(block, f"{field}.content[{index}]") for index, block in enumerate(blocks))
+            self._add("system", field)["content"] = text
+            return
         read = self._read_user if role == "user" else self._read_assistant
         read([read_object(block, f"{field}.content[{index}]") for index, block in enumerate(blocks)], field)
 
@@ -109,29 +112,23 @@ class _Conversation:
                 continue
             if parts is None:
                 parts = self._add("user", field).setdefault("content", [])
-            if kind == "image":
-                part = _image(block, place)
-            elif kind == "text":
-                part = {"type": "text", "text": self._text(block, place)}
-            else:
-                raise _wrong_block(kind, place, "text, image and tool_result")
-            self._places.note(f"messages[{len(self._messages) - 1}].content[{len(parts)}]", place)
-            self._places.note(
-                f"messages[{len(self._messages) - 1}].content[{len(parts)}].image_url.url", f"{place}.source"
-            )
-            parts.append(part)
+            parts.append(self._part(block, place, len(parts), "text, image and tool_result"))
         if not blocks:
             self._add("user", field)["content"] = ""
 
     def _read_result(self, block: Mapping[str, object], field: str) -> None:
         check_keys(block, ("type", "tool_use_id", "content", "is_error", *_NO_EFFECT), "a tool result", field)
         read_flag(block.get("is_error"), f"{field}.is_error")
-        content = block.get("content")
-        if content is not None and not isinstance(content, str):
-            parts = [read_object(part, f"{field}.content") for part in read_list(content, f"{field}.content", "blocks")]
-            content = "".join(self._text(part, f"{field}.content[{index}]") for index, part in enumerate(parts))
         message = self._add("tool", field)
-        message["content"] = content or ""
+        content = block.get("content")
+        if isinstance(content, list):
+            message["content"] = []
+            for index, given in enumerate(content):
+                place = f"{field}.content[{index}]"
+                part = self._part(read_object(given, place), place, index, "text and image")
+                message["content"].append(part)
+        else:
+            message["content"] = "" if content is None else read_text(content, f"{field}.content")
         message["tool_call_id"] = read_name(block.get("tool_use_id"), f"{field}.tool_use_id")
         self._places.note(f"messages[{len(self._messages) - 1}].tool_call_id", f"{field}.tool_use_id")
 
@@ -157,6 +154,18 @@ class _Conversation:
         message |= {"content": "".join(texts), "reasoning_content": "".join(thoughts)}
         if calls:
             message["tool_calls"] = calls
+
+    def _part(self, block: Mapping[str, object], field: str, index: int, allowed: str) -> dict[str, Any]:
+        """Part `index` of the latest message."""
+        kind = block.get("type")
+        part_field = f"messages[{len(self._messages) - 1}].content[{index}]"
+        self._places.note(part_field, field)
+        if kind == "text":
+            return {"type": "text", "text": self._text(block, field)}
+        if kind != "image":
+            raise _wrong_block(kind, field, allowed)
+        self._places.note(f"{part_field}.image_url.url", f"{field}.source")
+        return _image(block, field)
 
     @staticmethod
     def _text(block: object, field: str) -> str:

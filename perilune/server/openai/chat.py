@@ -71,6 +71,9 @@ class ChatPlan:
 def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, settings: ServerSettings) -> ChatPlan:
     """Check a chat request and encode its conversation; RequestError names the field that is wrong."""
     check_model(request.model, model)
+    if request.verbosity == "medium":
+        # the default of the API, which asks for nothing
+        request.verbosity = None
     check_unsupported(request, UNSUPPORTED_IN_CHAT)
     if request.modalities not in (*NOTHING, ["text"]):
         raise RequestError('modalities is not supported except ["text"]', param="modalities", code="unsupported")

@@ -125,6 +125,9 @@ def sampling_params(
     """The sampler's view of a request."""
     values: dict[str, Any] = {"top_p": default_top_p}
     values |= {name: value for name in SAMPLING_FIELDS if (value := getattr(request, name)) is not None}
+    if values.get("top_k") == -1:
+        # what other servers call all of them
+        values["top_k"] = 0
     stop = request.stop or ()
     return SamplingParams(
         **values,

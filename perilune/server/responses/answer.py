@@ -8,6 +8,7 @@ from perilune.server.choice import Choice, Piece, usage
 from perilune.server.dialect.blocks import Block, BlockRow, Change, Step
 from perilune.server.generation import Dispatcher
 from perilune.server.openai.chat import ChatPlan, token_entry
+from perilune.server.responses.carried import pack
 from perilune.server.responses.request import Echo
 from perilune.server.stream import named_frame
 from perilune.text.channels import Channel
@@ -142,7 +143,8 @@ class _Answer:
             return {"type": "function_call", **item, **call}
         content = [] if text is None else [self._part(block, text, block.logprobs)]
         if block.channel is Channel.REASONING:
-            return {"type": "reasoning", **item, "summary": [], "content": content}
+            carried = {"encrypted_content": pack(text)} if text and self._echo.carries_reasoning else {}
+            return {"type": "reasoning", **item, "summary": [], "content": content, **carried}
         return {"type": "message", **item, "role": "assistant", "content": content}
 
     def _part(self, block: Block, text: str, logprobs: Sequence[Any]) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from perilune.server.dialect.places import Places
 from perilune.server.openai.chat import DEFAULT_TOP_P
 from perilune.server.openai.schema import ChatRequest
 from perilune.server.openai.validate import check_unsupported, check_word
+from perilune.server.responses.carried import ENCRYPTED, unpack
 from perilune.server.responses.schema import UNSUPPORTED, ResponsesRequest
 from perilune.text.prompt.fields import check_keys, read_flag, read_list, read_name, read_object, read_text, shown
 
 # what clients may ask to see; the model's reasoning is shown in any case
 LOGPROBS = "message.output_text.logprobs"
-INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content", "message.input_image.image_url")
+INCLUDABLE = (LOGPROBS, ENCRYPTED, "message.input_image.image_url")
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _FORMATS = ("text", "json_object", "json_schema")
 
@@ -24,6 +25,7 @@ class Echo:
     """What an answer repeats of its request."""
 
     fields: Mapping[str, Any]
+    carries_reasoning: bool = False
 
 
 def read_request(request: ResponsesRequest) -> tuple[ChatRequest, Echo, Places]:
@@ -61,7 +63,7 @@ def read_request(request: ResponsesRequest) -> tuple[ChatRequest, Echo, Places]:
         priority=request.priority,
         timeout=request.timeout,
     )
-    return chat, Echo(_echo(request)), places
+    return chat, Echo(_echo(request), ENCRYPTED in (request.include or ())), places
 
 
 class _Items:
@@ -133,7 +135,11 @@ class _Items:
 
     def _read_reasoning(self, item: Mapping[str, Any], field: str) -> None:
         check_keys(item, ("type", "id", "summary", "content", "encrypted_content", "status"), "a reasoning item", field)
-        if item.get("content") is None:
+        if not item.get("content"):
+            carried = item.get("encrypted_content")
+            if carried is not None:
+                place = f"{field}.encrypted_content"
+                self._add("assistant", field)["reasoning_content"] = unpack(read_text(carried, place), place)
             return
         texts = []
         for index, given in enumerate(read_list(item["content"], f"{field}.content", "parts")):

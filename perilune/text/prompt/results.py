@@ -1,9 +1,10 @@
 """Gives the results of tools the order, the numbers and the names of the calls that they answer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from perilune.errors import RequestError
+from perilune.text.images.picture import Picture
 from perilune.text.messages import ChatMessage
 from perilune.text.prompt.calls import ToolCall
 from perilune.text.prompt.fields import shown
@@ -32,6 +33,30 @@ def order_results(messages: Sequence[ChatMessage]) -> tuple[ChatMessage, ...]:
         num_results += len(run)
         position += len(run)
     return tuple(ordered)
+
+
+def with_pictures(messages: Sequence[ChatMessage]) -> Iterator[tuple[int, ChatMessage]]:
+    """Ordered messages with their numbers; behind a run of results that hold pictures, these in a message of the user.
+
+    That is where the model looks for pictures. Such a message has the number of the last result.
+    """
+    results: list[ChatMessage] = []
+    for index, message in enumerate(messages):
+        if results and message.role != "tool":
+            yield index - 1, _shown(results)
+            results = []
+        yield index, message
+        if message.role == "tool" and message.parts:
+            results.append(message)
+    if results:
+        yield len(messages) - 1, _shown(results)
+
+
+def _shown(results: Sequence[ChatMessage]) -> ChatMessage:
+    parts: list[str | Picture] = []
+    for result in results:
+        parts += [f"Result of {result.name}, call {result.index}:", *result.parts]
+    return ChatMessage("user", "", parts=tuple(parts))
 
 
 def _run_at(messages: Sequence[ChatMessage], start: int) -> Sequence[ChatMessage]:

@@ -1,13 +1,16 @@
 """The official `anthropic` client against the server."""
 
+import base64
 import json
 
 import anthropic
 import httpx2
 import pytest
 
+from perilune.config.media import MediaConfig
 from perilune.engine.request import FinishReason, RequestOutput
 from tests.server.conftest import DEADLINE_S, END, MODEL_NAME, THOUGHT
+from tests.text.images.pictures import file_of, photo
 
 TURNS = [{"role": "user", "content": "hello"}]
 TOOLS = [{"name": "f", "description": "d", "input_schema": {"type": "object", "properties": {"x": {"type": "string"}}}}]
@@ -172,7 +175,7 @@ def test_cached_tokens_are_counted_apart(talk):
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
@@ -239,3 +242,28 @@ def test_leaving_frees_the_request(serve, tokenizer):
         next(response.iter_bytes())
     server.wait_until_idle()
     assert server.engine.num_aborts == 1
+
+
+def test_the_system_may_speak_in_the_middle_of_a_conversation(talk, tokenizer):
+    server, client = talk("hello" + END)
+    ask(client, messages=[*TURNS, {"role": "system", "content": [{"type": "text", "text": "be kind"}]}])
+    assert 'role="system"<|sep|>be kind<|close|>' in tokenizer.decode(server.engine.requests[0].prompt_token_ids)
+
+
+def test_a_tool_may_give_a_picture_and_a_bad_one_is_named(talk, tokenizer):
+    server, client = talk("hello" + END, media=MediaConfig())
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(file_of(photo(60, 40))).decode()}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "a.png"}]}
+    result["content"].append({"type": "image", "source": source})
+    use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+    messages = [*TURNS, {"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    ask(client, messages=messages, tools=TOOLS)
+    (request,) = server.engine.requests
+    assert len(request.images) == 1
+    assert 'index="1"<|sep|>a.png<|close|>message' in tokenizer.decode(request.prompt_token_ids)
+    assert client.messages.count_tokens(model=MODEL_NAME, messages=messages, tools=TOOLS).input_tokens == len(
+        request.prompt_token_ids
+    )
+    source["data"] = source["data"][:60]
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[2\]\.content\[0\]\.content\[1\]\.source"):
+        ask(client, messages=messages, tools=TOOLS)

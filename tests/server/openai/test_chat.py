@@ -187,3 +187,11 @@ def test_a_prompt_over_the_context_is_refused_with_the_code_clients_know(server)
     error = server.chat(max_tokens=MAX_MODEL_LEN).json()["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "max_tokens")
     assert server.chat().status_code == 200
+
+
+def test_values_that_ask_for_nothing_may_be_sent(serve):
+    server = serve()
+    assert server.chat(top_k=-1, verbosity="medium", functions=[], audio=None).status_code == 200
+    assert server.engine.requests[0].params.top_k == 0
+    assert server.chat(verbosity="low").json()["error"]["param"] == "verbosity"
+    assert server.chat(top_k=-2).json()["error"]["param"] == "top_k"

@@ -123,13 +123,42 @@ def test_a_model_without_vision_weights_refuses_pictures(serve):
     assert "no vision weights" in error["message"]
 
 
-@pytest.mark.parametrize("role", ["system", "assistant", "tool"])
-def test_pictures_belong_to_the_user(server, role):
-    message = {"role": role, "content": [PICTURE], **({"tool_call_id": "c"} if role == "tool" else {})}
+@pytest.mark.parametrize("role", ["system", "assistant"])
+def test_pictures_belong_to_users_and_tools(server, role):
+    message = {"role": role, "content": [PICTURE]}
     body = {"model": MODEL_NAME, "messages": [message, {"role": "user", "content": "x"}]}
     error = error_of(server.http.post("/v1/chat/completions", json=body))
     assert error["param"] == "messages[0].content[0].type"
-    assert "messages from user" in error["message"]
+    assert "messages from user or tool" in error["message"]
+
+
+def test_pictures_of_results_are_shown_behind_all_results_of_an_answer_with_the_names_of_their_tools(
+    server, tokenizer, pad_id
+):
+    def calls(*names):
+        functions = [{"name": name, "arguments": "{}"} for name in names]
+        return [{"id": f"c_{f['name']}", "type": "function", "function": f} for f in functions]
+
+    def result(name, *content):
+        return {"role": "tool", "tool_call_id": f"c_{name}", "content": list(content)}
+
+    answer = {"role": "assistant", "content": "", "tool_calls": calls("see", "read")}
+    messages = [{"role": "user", "content": "hello"}, answer, result("read", TEXT), result("see", TEXT, PICTURE)]
+    body = {"model": MODEL_NAME, "messages": [*messages, {"role": "user", "content": "go on"}]}
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+    request = server.engine.requests[-1]
+    assert len(request.images) == 1
+    prompt = tokenizer.decode([token_id for token_id in request.prompt_token_ids if token_id != pad_id])
+    text = TEXT["text"]
+    results = [
+        f'role="tool" tool="{name}" index="{index}"<|sep|>{text}<|close|>message<|sep|><|end_of_msg|>'
+        for index, name in ((1, "see"), (2, "read"))
+    ]
+    shown = 'role="user"<|sep|>Result of see, call 1:<|media_begin|>image '
+    assert prompt.index(results[0]) < prompt.index(results[1]) < prompt.index(shown) < prompt.index("go on")
+    body["messages"] = messages
+    assert server.http.post("/v1/chat/completions", json=body).status_code == 200
+    assert len(server.engine.requests[-1].images) == 1
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

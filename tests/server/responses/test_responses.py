@@ -143,3 +143,20 @@ def test_leaving_frees_the_request(serve, tokenizer):
         next(response.iter_bytes())
     server.wait_until_idle()
     assert server.engine.num_aborts == 1
+
+
+def test_reasoning_survives_clients_that_carry_only_its_encrypted_content(talk):
+    server, client = talk(THOUGHT + "hello" + END)
+    fields = {"model": MODEL_NAME, "include": ["reasoning.encrypted_content"]}
+    reasoning = client.responses.create(input="hello", **fields).output[0]
+    assert client.responses.create(input="hello", model=MODEL_NAME).output[0].encrypted_content is None
+    item = {"type": "reasoning", "summary": [], "encrypted_content": reasoning.encrypted_content}
+    rest = [{"role": "assistant", "content": "hello"}, {"role": "user", "content": "more"}]
+    prompts = []
+    for given in (item, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm🌙"}]}):
+        client.responses.create(input=[{"role": "user", "content": "hello"}, given, *rest], **fields)
+        prompts.append(server.engine.requests[-1].prompt_token_ids)
+    assert prompts[0] == prompts[1]
+    with pytest.raises(openai.BadRequestError, match="leave the reasoning item out") as refused:
+        client.responses.create(input=[{**item, "encrypted_content": "gAAAA"}, *rest], model=MODEL_NAME)
+    assert refused.value.param == "input[0].encrypted_content"
