@@ -52,7 +52,9 @@ def error_body(error: Exception, path: str) -> bytes:
         return ENCODER.encode({"error": content})
     status = error_status(error, path)
     kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return ENCODER.encode({"type": "error", "error": {"type": kind, "message": content["message"]}})
+    error_code = content["code"]
+    details = {} if error_code is None else {"details": {"error_code": error_code}}
+    return ENCODER.encode({"type": "error", "error": {"type": kind, "message": content["message"], **details}})
 
 
 def error_event(error: Exception, path: str) -> bytes:

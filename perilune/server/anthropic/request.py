@@ -28,6 +28,13 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 def read_request(request: Asked) -> tuple[ChatRequest, Places]:
     """The chat request that means the same, and where its fields came from."""
     check_unsupported(request, UNSUPPORTED)
+    if request.thread is not None:
+        # by this code the official client's tool runner knows to send the whole conversation instead
+        raise RequestError(
+            "thread is not supported: nothing is stored here; send the whole conversation in messages",
+            param="thread",
+            code="thread_unsupported_request",
+        )
     places = Places(
         stop="stop_sequences",
         reasoning_effort="output_config.effort",

@@ -17,6 +17,7 @@ class Asked(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     output_config: dict[str, Any] | None = None
     mcp_servers: Any = None
     container: Any = None
+    thread: Any = None
     # no effect: caching is automatic, and the whole conversation stays in the prompt
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None

@@ -201,6 +201,7 @@ def test_cached_tokens_are_counted_apart(talk):
         ({"stop_sequences": [""]}, "stop"),
         ({"output_config": {"effort": "what"}}, "output_config.effort"),
         ({"mcp_servers": [1]}, "mcp_servers"),
+        ({"thread": {"type": "create"}}, "thread"),
         ({"what": 1}, "what"),
     ],
 )
@@ -267,3 +268,18 @@ def test_a_tool_may_give_a_picture_and_a_bad_one_is_named(talk, tokenizer):
     source["data"] = source["data"][:60]
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[2\]\.content\[0\]\.content\[1\]\.source"):
         ask(client, messages=messages, tools=TOOLS)
+
+
+def test_the_tool_runner_of_the_official_client_loops_over_calls(talk, tokenizer):
+    """It first asks the server to hold the conversation, and must learn that this one does not."""
+    calls, answer = tokenizer.encode_markup(CALL), tokenizer.encode_markup(THOUGHT + "hello" + END)
+    server, client = talk(lambda request: answer if len(server.engine.requests) else calls)
+
+    @anthropic.beta_tool
+    def f(x: str, n: float) -> str:
+        """d"""
+        return x + str(n)
+
+    runner = client.beta.messages.tool_runner(model=MODEL_NAME, max_tokens=200, tools=[f], messages=TURNS)
+    assert [message.stop_reason for message in runner] == ["tool_use", "end_turn"]
+    assert 'tool="f" index="1"<|sep|>a "b"1.5<|close|>' in tokenizer.decode(server.engine.requests[1].prompt_token_ids)
