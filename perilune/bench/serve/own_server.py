@@ -1,6 +1,7 @@
 """A server of its own for a load: `perilune serve` in another process, from its ready line to its end."""
 
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from perilune.errors import ConfigError
 
 STOP_TIMEOUT_S = 60.0
+# what shells give for a process that SIGTERM ended
+EXIT_TERMINATED = 143
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,12 @@ class OwnServer:
 def own_server(arguments: Sequence[str]) -> Iterator[OwnServer]:
     """Start `perilune serve` with `arguments` on a free port; it is ended on the way out.
 
-    What the server says on stderr goes to ours. ConfigError when it ends before it serves.
+    What the server says on stderr goes to ours. ConfigError when it ends before it serves. To be entered by the main
+    thread, where SIGTERM becomes SystemExit meanwhile, so that it ends the server too.
     """
     command = [sys.executable, "-m", "perilune", "serve", "--host", "127.0.0.1", "--port", "0"]
     command += ["--log-level", "warning", *arguments]
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
@@ -46,3 +51,4 @@ def own_server(arguments: Sequence[str]) -> Iterator[OwnServer]:
             process.kill()
             process.wait()
         process.stdout.close()
+        signal.signal(signal.SIGTERM, before)

@@ -124,7 +124,7 @@ class EngineLoop:
         """Raise RequestError with status 503 unless requests can be served."""
         reason = self.check_health()
         if reason is not None:
-            raise RequestError(f"{reason}; try again later", status=503, code="engine_unavailable")
+            raise unavailable(reason)
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -169,7 +169,7 @@ class EngineLoop:
             left = list(self._inbox)
         for command in left:
             if isinstance(command, _Inspect):
-                command.answer.cancel()
+                command.answer.set_exception(unavailable(self.check_health() or self._phase.value))
         self._sink.end_all(self._failure or Phase.STOPPED.value)
 
     def _turn(self) -> bool:
@@ -206,3 +206,8 @@ class EngineLoop:
         except Exception as error:
             self._sink.refuse(command.request.request_id, error)
         return None
+
+
+def unavailable(reason: str) -> RequestError:
+    """What is told to whoever asks an engine that cannot serve."""
+    return RequestError(f"{reason}; try again later", status=503, code="engine_unavailable")

@@ -13,7 +13,7 @@ from typing import Any
 
 from perilune.engine.client import ModelInfo
 from perilune.engine.host.child import EngineChild, describe_exit
-from perilune.engine.host.loop import Phase
+from perilune.engine.host.loop import Phase, unavailable
 from perilune.engine.host.streams import Streams
 from perilune.engine.host.wire import (
     Abort,
@@ -31,7 +31,7 @@ from perilune.engine.host.wire import (
 from perilune.engine.policy.gate import Gate
 from perilune.engine.request import GenerateRequest, RequestOutput
 from perilune.engine.stats import EngineStats
-from perilune.errors import PeriluneError, RequestError
+from perilune.errors import PeriluneError
 
 _LOG = logging.getLogger(__name__)
 # an engine that dies again so soon after it was restarted stays down
@@ -142,7 +142,7 @@ class ProcessClient:
     def _refuse_unless_running(self) -> None:
         reason = self.check_health()
         if reason is not None:
-            raise RequestError(f"{reason}; try again later", status=503, code="engine_unavailable")
+            raise unavailable(reason)
 
     def _accept(self, ready: Ready) -> None:
         limits = ready.check.limits
@@ -203,7 +203,8 @@ class ProcessClient:
             _LOG.error("%s; %d requests are lost", reason, len(self._streams))
         self._streams.end_all(reason)
         for answer in list(self._inspections.values()):
-            answer.cancel()
+            if answer.set_running_or_notify_cancel():
+                answer.set_exception(unavailable(reason))
 
     def _read_to_the_end(self) -> str:
         """Hand on what the child says until it ends; gives how it did."""

@@ -137,7 +137,8 @@ class Worker:
 
     def _inspect(self, number: int) -> None:
         def answer(found: "Future[dict[str, Any]]") -> None:
-            if not found.cancelled():
+            # the end of the engine is told in other words
+            if found.exception() is None:
                 self._pipe.send(Inspected(number, found.result()))
 
         try:

@@ -1,5 +1,9 @@
 import json
 import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import typer
@@ -69,3 +73,17 @@ def test_a_server_that_does_not_start_is_an_error(tmp_path):
     error = invoke(str(tmp_path / "absent")).exception
     assert isinstance(error, ConfigError)
     assert "exit code 2 before it was ready" in str(error)
+
+
+def test_a_bench_that_is_terminated_ends_its_server(tiny_checkpoint, tmp_path):
+    command = [sys.executable, "-m", "perilune", "bench", "serve", str(tiny_checkpoint), "--num-prompts", "100000"]
+    command += ["--server-flags", "--num-blocks 64 --max-model-len 256 --dtype float32 --threads 1"]
+    with (tmp_path / "said").open("w+") as said, subprocess.Popen(command, stdout=said, stderr=said) as process:
+        lists = Path(f"/proc/{process.pid}/task").glob
+        while not (children := [pid for path in lists("*/children") for pid in path.read_text().split()]):
+            assert process.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(60) == 143
+    (server,) = children
+    assert not Path(f"/proc/{server}").exists()

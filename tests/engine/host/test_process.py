@@ -193,6 +193,21 @@ def test_an_engine_that_dies_of_itself_is_told_apart(launch, fault, words):
     assert words in client.check_health()
 
 
+def test_whoever_looks_at_an_engine_that_dies_is_told_so(launch):
+    client = launch()
+
+    async def main():
+        os.kill(client.pid, signal.SIGSTOP)
+        looking = asyncio.create_task(client.inspect())
+        await asyncio.sleep(0.05)
+        os.kill(client.pid, signal.SIGKILL)
+        with pytest.raises(RequestError, match="killed by SIGKILL") as caught:
+            await looking
+        return caught.value.status
+
+    assert asyncio.run(main()) == 503
+
+
 def test_signals_of_a_terminal_or_a_supervisor_are_for_the_server(launch):
     client = launch()
     for number in (signal.SIGINT, signal.SIGTERM):
