@@ -1,6 +1,7 @@
 // The Python face of the core: integer addresses and sizes in, nothing out. Knows no torch.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -10,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "experts.h"
 #include "perilune.h"
 #include "program.h"
 
@@ -131,6 +133,37 @@ void moe_experts(Address x, int type, Int tokens, Address ids, Address weights, 
   kernels().moe_experts({from(x), type_of(type), tokens, from<int64_t>(ids), from<float>(weights), chosen,
                          from<int64_t>(addresses), num_experts, latent, inner, type_of(weight_type), beta, linear_beta,
                          at(y), int8_activations, scratch_bytes});
+}
+
+// `places` [layers, experts, 6] are triples of file, offset and bytes.
+void new_expert_cache(ExpertCache* self, std::vector<std::string> files, Address places, Int num_places, Int layers,
+                      Int slot_bytes, Int num_slots, int num_readers) {
+  const auto* first = from<ExpertCache::Place>(places);
+  new (self) ExpertCache(std::move(files), {first, first + num_places}, layers, slot_bytes, num_slots, num_readers);
+}
+
+std::map<std::string, double> expert_stats(ExpertCache& cache) {
+  const ExpertStats stats = cache.stats();
+  const auto number = [](int64_t count) { return static_cast<double>(count); };
+  return {{"passes", number(stats.passes)},     {"uses", number(stats.uses)},   {"hits", number(stats.hits)},
+          {"early", number(stats.early)},       {"expected", number(stats.expected)},
+          {"read_bytes", number(stats.read_bytes)}, {"busy_s", stats.busy_s},   {"waited_s", stats.waited_s}};
+}
+
+void fetch_experts(ExpertCache& cache, Int layer, Address ids, Int count, bool is_certain) {
+  const auto call = [&cache, layer, ids = from<int64_t>(ids), count, is_certain] {
+    is_certain ? cache.want(layer, ids, count) : cache.expect(layer, ids, count);
+  };
+  call();
+  if (Program* program = Program::recording()) program->append("fetch_experts", call);
+}
+
+void moe_experts_streamed(Address x, int type, Int tokens, Address ids, Address weights, Int chosen, ExpertCache& source,
+                          Int layer, Int num_experts, Int latent, Int inner, int weight_type, float beta,
+                          float linear_beta, Address y, bool int8_activations, Int scratch_bytes) {
+  kernels().moe_experts({from(x), type_of(type), tokens, from<int64_t>(ids), from<float>(weights), chosen, nullptr,
+                         num_experts, latent, inner, type_of(weight_type), beta, linear_beta, at(y), int8_activations,
+                         scratch_bytes, &source, layer});
 }
 
 void situ(Address gate, Address up, int type, Int count, float beta, float linear_beta, Address y) {
@@ -317,6 +350,8 @@ NB_MODULE(_native, m) {
   m.def("quantize_rows", quantize_rows, free);
   m.def("moe_route", moe_route, free);
   m.def("moe_experts", moe_experts, free);
+  m.def("fetch_experts", fetch_experts, free);
+  m.def("moe_experts_streamed", moe_experts_streamed, free);
   m.def("situ", situ, free);
   m.def("rms_norm", rms_norm, free);
   m.def("gated_rms_norm", gated_rms_norm, free);
@@ -347,6 +382,13 @@ NB_MODULE(_native, m) {
   m.def("sample_tokens", sample_tokens, free);
   m.def("penalize", penalize, free);
 
+  nb::class_<ExpertCache>(m, "ExpertCache")
+      .def("__init__", new_expert_cache)
+      .def("take_faults", &ExpertCache::take_faults)
+      .def("stats", expert_stats)
+      .def_prop_ro("is_direct", &ExpertCache::is_direct)
+      .def_prop_ro("num_slots", &ExpertCache::num_slots)
+      .def_prop_ro("slot_bytes", &ExpertCache::slot_bytes);
   nb::class_<Program>(m, "Program")
       .def(nb::init<>())
       .def("begin", &Program::begin)

@@ -112,6 +112,21 @@ struct RouteArgs {
   float* weights;
 };
 
+// Where a pass over one layer gets experts that do not all lie in memory; see experts.h. One pass at a time.
+class ExpertSource {
+ public:
+  virtual ~ExpertSource() = default;
+  // The pass will take `experts` [count], each once.
+  virtual void begin(int64_t layer, const int32_t* experts, int64_t count) = 0;
+  // Waits until one of them is there, and gives all that are: how many, their numbers, and their rows of `addresses`
+  // [experts, 6] as in ExpertsArgs, which hold until they are given back. The address 0 is that of an expert that cannot
+  // be read. None are given once all were.
+  virtual int64_t take(int32_t* taken, int64_t* addresses) = 0;
+  virtual void give_back(const int32_t* experts, int64_t count) = 0;
+  // The results of `tokens` [count], counted from `first`, are void, because the expert cannot be read.
+  virtual void spoil(int32_t expert, const int32_t* tokens, int64_t count, int64_t first) = 0;
+};
+
 // y [tokens, latent] = sum over the chosen experts of weight * w2 situ(w1 x, w3 x). w1, w3 [inner, latent],
 // w2 [latent, inner]; situ's result and each expert's output are rounded to `type`, their weighted sum is float32 in the
 // order of `ids`.
@@ -129,6 +144,8 @@ struct ExpertsArgs {
   void* y;
   bool int8_activations;
   int64_t scratch_bytes;  // about what the call may take, more only where one token or one expert needs more
+  ExpertSource* source = nullptr;  // where there is one, `addresses` is null, and void tokens get NaN
+  int64_t layer = 0;               // of the source
 };
 
 // y = beta tanh(gate / beta) sigmoid(gate) * linear_beta tanh(up / linear_beta), `count` elements.

@@ -12,7 +12,7 @@ from perilune.ops._native import core
 
 _PROC = Path("/proc")
 # functions of the core that compute nothing of a step
-_ADMINISTRATION = {"isa", "available_isas", "use_isa", "num_threads", "set_num_threads", "Program"}
+_ADMINISTRATION = {"isa", "available_isas", "use_isa", "num_threads", "set_num_threads", "Program", "ExpertCache"}
 
 
 def forget_peak_memory() -> None:

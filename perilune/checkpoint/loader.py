@@ -38,10 +38,14 @@ def load_state(directory: Path, config: ModelConfig, *, check_scales: bool = Fal
     return map_tensors(directory, config, check_scales=check_scales).state
 
 
-def map_tensors(directory: Path, config: ModelConfig, *, check_scales: bool) -> MappedTensors:
-    """What `load_state` gives, and where it came from."""
+def map_tensors(
+    directory: Path, config: ModelConfig, *, check_scales: bool, with_experts: bool = True
+) -> MappedTensors:
+    """What `load_state` gives, and where it came from; `with_experts` says whether the routed experts are among it."""
     index = read_index(directory)
     families = check_index(index, config)
+    if not with_experts:
+        families = {name: family for name, family in families.items() if family.part is not Part.EXPERTS}
     entries = {name: index.entries[name] for name in families}
     files = {file: MappedFile(file) for file in dict.fromkeys(entry.file for entry in entries.values())}
     stored = {name: files[entry.file].tensor(entry) for name, entry in entries.items()}

@@ -23,7 +23,12 @@ def load_quantised_state(
     two tensors of the file. Shows its progress on a terminal.
     """
     mapped = map_tensors(directory, config, check_scales=check_scales)
-    state: dict[str, LinearWeight] = dict(mapped.state)
+    return {**mapped.state, **quantise(mapped, dtype)}
+
+
+def quantise(mapped: MappedTensors, dtype: torch.dtype) -> dict[str, ChannelScaled]:
+    """The projections of mapped tensors in `dtype`, by parameter name; their mapped pages are given back."""
+    state: dict[str, ChannelScaled] = {}
     names = [name for name, family in mapped.families.items() if family.is_projection]
     names.sort(key=lambda name: (mapped.entries[name].file, mapped.entries[name].begin))
     pages = LargePages(sum(_room(mapped.families[name], dtype) for name in names))

@@ -33,6 +33,10 @@ NumBlocks = Annotated[int | None, typer.Option(help="Size of the cache in blocks
 CacheMemory = Annotated[
     str | None, typer.Option(help="Size of the cache, as 512M or 4G; what is free by default.", metavar="SIZE")
 ]
+ExpertCacheMemory = Annotated[
+    str | None,
+    typer.Option(help="Keep routed experts on disk, and so much of them in memory, as 16G.", metavar="SIZE"),
+]
 ImageCacheMemory = Annotated[
     str, typer.Option(help="Embeddings of pictures kept for requests with the same picture.", metavar="SIZE")
 ]

@@ -64,6 +64,7 @@ def serve_command(
     max_model_len: options.MaxModelLen = None,
     num_blocks: options.NumBlocks = None,
     cache_memory: options.CacheMemory = None,
+    expert_cache_memory: options.ExpertCacheMemory = None,
     image_cache_memory: options.ImageCacheMemory = "512M",
     allow_image_urls: AllowImageUrls = False,
     dtype: options.Dtype = None,
@@ -106,6 +107,9 @@ def serve_command(
         num_blocks=num_blocks,
         cache_bytes=None if cache_memory is None else options.read_size(cache_memory, "--cache-memory"),
         image_cache_bytes=options.read_size(image_cache_memory, "--image-cache-memory"),
+        expert_cache_bytes=(
+            None if expert_cache_memory is None else options.read_size(expert_cache_memory, "--expert-cache-memory")
+        ),
         dtype=dtype,
         dense_weights=dense_weights,
         activations=activations,

@@ -43,7 +43,8 @@ class EngineConfig:
     (E4M3) hold 8 bits and a scale per output. `activations` "int8" rounds what int8 and MXFP4 weights are multiplied
     with, per 32 columns. `cache_dtype` says what the cached rows of attention hold: "auto" the compute dtype, "fp8"
     (E4M3) and "int8" 8 bits and a scale per 128 values; `index_cache_dtype` the same for index keys, "mxfp4" 4 bits and
-    a scale per 32. `ops` maps an op's name to the backend it must use.
+    a scale per 32. With `expert_cache_bytes` routed experts stay in the checkpoint's files, and so many bytes of memory
+    hold those used most; None keeps them all mapped. `ops` maps an op's name to the backend it must use.
     """
 
     max_num_seqs: int = 16
@@ -61,13 +62,14 @@ class EngineConfig:
     activations: str = EXACT
     cache_dtype: str = AUTO
     index_cache_dtype: str = AUTO
+    expert_cache_bytes: int | None = None
     eps: NormEps = field(default_factory=NormEps)
     ops: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "image_cache_bytes"):
             _check_positive(name, getattr(self, name))
-        for name in ("max_model_len", "cache_bytes", "num_blocks"):
+        for name in ("max_model_len", "cache_bytes", "num_blocks", "expert_cache_bytes"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         if self.max_waiting is not None and (type(self.max_waiting) is not int or self.max_waiting < 0):

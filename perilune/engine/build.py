@@ -9,6 +9,7 @@ from perilune.cache.manager import CacheManager
 from perilune.cache.storage import CacheStorage
 from perilune.checkpoint.loader import load_state
 from perilune.checkpoint.quantise import load_quantised_state
+from perilune.checkpoint.streamed import load_resident_state
 from perilune.config.engine import AUTO, FP8, INT8, MXFP4, PRIORITY, STORED, EngineConfig
 from perilune.config.media import PREPROCESSOR_FILE, MediaConfig, load_media_config
 from perilune.config.model import ModelConfig
@@ -20,6 +21,7 @@ from perilune.engine.runner import ModelRunner
 from perilune.errors import CapacityError, ConfigError
 from perilune.models.accounting import account
 from perilune.models.model import KimiModel, build_model
+from perilune.models.stream import open_stream
 from perilune.ops.linear import LinearWeight
 from perilune.ops.registry import apply_overrides
 from perilune.platform import available_memory_bytes, bfloat16_pays
@@ -63,9 +65,11 @@ def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = F
     model_config = load_model_config(checkpoint)
     config.check_index_cache(model_config)
     dtype = _TORCH_DTYPES[config.dtype or _suitable_dtype(model_config)]
-    state = _load(checkpoint, model_config, config.dense_weights, check_scales)
+    cache_bytes = config.expert_cache_bytes
+    stream = None if cache_bytes is None else open_stream(checkpoint, model_config, cache_bytes)
+    state = _load(checkpoint, model_config, config, check_scales)
     is_int8 = config.activations == INT8
-    if is_int8 and config.dense_weights != INT8 and not any(name.endswith(".weight_packed") for name in state):
+    if is_int8 and config.dense_weights != INT8 and stream is None and not _has_packed(state):
         raise ConfigError(
             f"activations is int8, which multiplies int8 and MXFP4 weights, and {checkpoint} loaded with dense_weights "
             f"{config.dense_weights!r} has neither: set dense_weights to int8, or leave activations at exact"
@@ -78,10 +82,16 @@ def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = F
         int8_activations=is_int8,
         row_values=_CACHED_VALUES[config.cache_dtype],
         key_values=_CACHED_VALUES[config.index_cache_dtype],
+        stream=stream,
     )
 
 
-def _load(checkpoint: Path, config: ModelConfig, dense_weights: str, check_scales: bool) -> Mapping[str, LinearWeight]:
+def _load(
+    checkpoint: Path, config: ModelConfig, settings: EngineConfig, check_scales: bool
+) -> Mapping[str, LinearWeight]:
+    dense_weights = settings.dense_weights
+    if settings.expert_cache_bytes is not None:
+        return load_resident_state(checkpoint, config, _QUANTISED_DTYPES.get(dense_weights))
     if dense_weights == STORED:
         return load_state(checkpoint, config, check_scales=check_scales)
     needed, available = account(config, is_quantised=True).converted_bytes, available_memory_bytes()
@@ -91,6 +101,10 @@ def _load(checkpoint: Path, config: ModelConfig, dense_weights: str, check_scale
             f"leave it at {STORED}, whose weights stay in the file, or free memory"
         )
     return load_quantised_state(checkpoint, config, _QUANTISED_DTYPES[dense_weights], check_scales=check_scales)
+
+
+def _has_packed(state: Mapping[str, LinearWeight]) -> bool:
+    return any(name.endswith(".weight_packed") for name in state)
 
 
 def _suitable_dtype(config: ModelConfig) -> str:

@@ -3,7 +3,7 @@
 T tokens of N sequences lie end to end; R of them have their logits computed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -30,6 +30,9 @@ class LanguageModel(Protocol):
     def way(self, longest: int) -> int:
         """Passes of equal sizes take the same ops if their longest sequences, in rows, have the same number here."""
 
+    def take_faults(self) -> Mapping[int, str]:
+        """Tokens of the last pass, as they lay in its batch, whose results are void, and why."""
+
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """Logits [R, vocab_size] of `batch.logits_rows`; writes the cache."""
 
@@ -52,6 +55,7 @@ class ModelRunner:
 
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step: writes the cache of its sequences and chooses tokens for those that need one."""
+        self._model.take_faults()  # of a step that raised
         self._storage.zero_slots([item.state_slot for item in batch.sequences if item.num_computed_tokens == 0])
         with torch_stands_back(), torch.inference_mode():
             logits_RV = self._with_images(batch)
@@ -59,7 +63,8 @@ class ModelRunner:
                 logits_RV = self._replayed.run(batch, self._forward_batch)
             if logits_RV is None:
                 logits_RV = self._model(self._forward_batch(batch, _widest(batch.sequences)))
-            return self._result(batch.sequences, logits_RV)
+            result = self._result(batch.sequences, logits_RV)
+        return _without_failed(result, batch.sequences, self._model.take_faults())
 
     def erase_blocks(self, block_ids: Sequence[int]) -> None:
         """Clear blocks that may hold values which are not finite, before others get them."""
@@ -150,6 +155,23 @@ class ModelRunner:
         assert num_top is not None
         targets = [request.token_ids[position] for position in sequence.logprob_targets]
         return self._sampler.prompt_logprobs(logits_TV, targets, num_top)
+
+
+def _without_failed(
+    result: StepResult, sequences: Sequence[ScheduledSequence], faults: Mapping[int, str]
+) -> StepResult:
+    """The result with the requests failed that a void token belongs to."""
+    if not faults:
+        return result
+    failures, first = dict(result.failures), 0
+    for sequence in sequences:
+        end = first + sequence.num_scheduled_tokens
+        reason = next((faults[token] for token in range(first, end) if token in faults), None)
+        if reason is not None:
+            failures[sequence.request.request_id] = reason
+        first = end
+    tokens = {request_id: token for request_id, token in result.tokens.items() if request_id not in failures}
+    return replace(result, tokens=tokens, failures=failures)
 
 
 def _slot_mapping(sequence: ScheduledSequence, blocks_B: Tensor, block_size: int) -> Tensor:

@@ -120,6 +120,34 @@ def _account_part(part: Part, families: list[TensorFamily], config: ModelConfig,
     )
 
 
+# A piece of an expert is read from and to whole pages of this size, so that it may share its first and its last one.
+_PAGE_BYTES = 4096
+
+
+def expert_bytes(config: ModelConfig) -> int:
+    """Bytes of one routed expert as released."""
+    families = [
+        family for family in tensor_table(config).families if family.part is Part.EXPERTS and family.is_released
+    ]
+    return sum(family.tensor_bytes for family in families)
+
+
+def expert_slot_bytes(config: ModelConfig) -> int:
+    """Memory that holds any one routed expert as it is read from a file, in whole pages."""
+    num_tensors = sum(family.part is Part.EXPERTS and family.is_released for family in tensor_table(config).families)
+    return -(-(expert_bytes(config) + 2 * num_tensors * _PAGE_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def expert_floor_bytes(config: ModelConfig) -> int:
+    """The least memory for routed experts that stay in files: those that one token chooses in one layer."""
+    return config.moe.num_experts_per_token * expert_slot_bytes(config)
+
+
+def num_experts_total(config: ModelConfig) -> int:
+    """Routed experts of all layers."""
+    return config.moe.num_experts * sum(not config.is_dense(layer) for layer in range(config.num_hidden_layers))
+
+
 def _tensor_bytes(family: TensorFamily, is_quantised: bool) -> int:
     """An 8-bit projection is one byte an entry and a float32 scale per output."""
     if is_quantised and family.is_projection:

@@ -13,10 +13,10 @@ from perilune.models import dsa, kda, mla
 from perilune.models.block import DecoderLayer, MixingQuery
 from perilune.models.inputs import ForwardBatch
 from perilune.models.layers import Embedding, Linear, RMSNorm, Weight
-from perilune.models.moe import Experts, Router, TrainableExperts
+from perilune.models.moe import Experts, Router, StreamedExperts, TrainableExperts
 from perilune.models.vision import VisionModel
 from perilune.ops.linear import ChannelScaled, LinearWeight, multiplies_bfloat16_with
-from perilune.ops.moe import DenseExpert, PackedExpert
+from perilune.ops.moe import DenseExpert, ExpertStream, PackedExpert
 
 # Their ops take a weight that is narrower than the activations.
 MATRIX_MODULES = (Linear, Embedding, Router)
@@ -73,6 +73,8 @@ class KimiModel(nn.Module):
         # values of packed cache rows and index keys; None keeps them in the compute dtype
         self.row_values: torch.dtype | None = None
         self.key_values: torch.dtype | None = None
+        # where the routed experts are that do not all lie in memory
+        self.stream: ExpertStream | None = None
         self.model = Backbone(config, eps, experts, dtype)
         self.lm_head = Linear(config.hidden_size, config.vocab_size, dtype)
         self.vision = None if config.vision is None else VisionModel(config.vision, eps.vision, dtype)
@@ -86,6 +88,10 @@ class KimiModel(nn.Module):
         """Which way a pass takes whose longest sequence has `longest` rows: equal numbers mean the same ops."""
         indexer = self.config.indexer
         return int(indexer is not None and longest > indexer.topk)
+
+    def take_faults(self) -> dict[int, str]:
+        """Rows of the passes since the last call whose results are void, and why: a file of weights failed."""
+        return {} if self.stream is None else dict(self.stream.take_faults())
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
         """What a sequence keeps between passes."""
@@ -136,21 +142,18 @@ def build_model(
     int8_activations: bool = False,
     row_values: torch.dtype | None = None,
     key_values: torch.dtype | None = None,
+    stream: ExpertStream | None = None,
 ) -> KimiModel:
     """Builds the model around a checkpoint's tensors, by parameter name, copying only to change a dtype.
 
     `state` maps every parameter and expert tensor; a missing one raises CheckpointError. Linears take quantised
     weights too. A float32 model keeps bfloat16 matrices where an op multiplies them as they lie. `int8_activations`
     reaches every op that can use them. `row_values` and `key_values` are those of packed cache rows and index keys
-    (`ops.packed_rows`); None keeps the compute dtype.
+    (`ops.packed_rows`); None keeps the compute dtype. With a `stream` the routed experts come from there.
     """
     with torch.device("meta"):
-        experts = [
-            None if config.is_dense(layer) else Experts(config, _layer_experts(config, layer, state, dtype))
-            for layer in range(config.num_hidden_layers)
-        ]
-        model = KimiModel(config, eps, experts, dtype)
-    model.row_values, model.key_values = row_values, key_values
+        model = KimiModel(config, eps, _experts(config, state, dtype, stream), dtype)
+    model.row_values, model.key_values, model.stream = row_values, key_values, stream
     tensors: dict[str, Tensor] = {}
     takes_bfloat16 = multiplies_bfloat16_with(dtype)
     for path, module in model.named_modules():
@@ -162,7 +165,7 @@ def build_model(
                 continue
             stays = takes_bfloat16 and isinstance(module, MATRIX_MODULES) and stored.dtype is torch.bfloat16
             tensors[leaf] = (stored if stays else stored.to(parameter.dtype)).view(parameter.shape)
-        if isinstance(module, Linear | Experts):
+        if isinstance(module, Linear | Experts | StreamedExperts):
             module.int8_activations = int8_activations
     model.load_state_dict(tensors, strict=True, assign=True)
     return model.requires_grad_(False).eval()
@@ -178,6 +181,21 @@ def _find_tensor(state: Mapping[str, LinearWeight], name: str) -> Tensor:
     tensor = _find(state, name)
     assert isinstance(tensor, Tensor), name
     return tensor
+
+
+def _experts(
+    config: ModelConfig, state: Mapping[str, LinearWeight], dtype: torch.dtype, stream: ExpertStream | None
+) -> list[nn.Module | None]:
+    """One module per layer, None for dense layers."""
+    found: list[nn.Module | None] = []
+    for layer in range(config.num_hidden_layers):
+        if config.is_dense(layer):
+            found.append(None)
+        elif stream is None:
+            found.append(Experts(config, _layer_experts(config, layer, state, dtype)))
+        else:
+            found.append(StreamedExperts(config, stream.table(layer - found.count(None))))
+    return found
 
 
 def _layer_experts(

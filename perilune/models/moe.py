@@ -12,7 +12,7 @@ from perilune import ops
 from perilune.config.model import ModelConfig
 from perilune.models.layers import Linear, Projections, RMSNorm, parameter
 from perilune.models.mlp import MLP
-from perilune.ops.moe import DenseExpert, ExpertTable, PackedExpert
+from perilune.ops.moe import DenseExpert, ExpertTable, PackedExpert, StreamedTable
 from perilune.ops.mxfp4.reference import mxfp4_round
 
 
@@ -60,6 +60,22 @@ class Experts(nn.Module):
         return dense
 
 
+class StreamedExperts(nn.Module):
+    """The routed experts of a layer in the files of the checkpoint, some of them in memory."""
+
+    def __init__(self, config: ModelConfig, table: StreamedTable):
+        super().__init__()
+        self.beta, self.linear_beta = config.activation_situ_beta, config.activation_situ_linear_beta
+        self.int8_activations = False
+        self.table = table
+
+    def forward(self, z: Tensor, expert_ids: Tensor, expert_weights: Tensor) -> Tensor:
+        """z [T, R] -> weighted sum of the chosen experts [T, R]."""
+        given = (z, expert_ids, expert_weights, self.table, self.beta, self.linear_beta, self.int8_activations)
+        y: Tensor = ops.moe_experts_mxfp4(*given)
+        return y
+
+
 class TrainableExperts(nn.Module):
     """Stacked experts as parameters. With `rounds_weights` the forward pass sees them as MXFP4 will store them."""
 
@@ -100,8 +116,12 @@ class LatentMoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [T, D], normed -> [T, D]."""
         expert_ids, expert_weights = self.gate(x)
+        if isinstance(self.experts, StreamedExperts):
+            self.experts.table.fetch(expert_ids, is_certain=True)
+        # all that needs no routed expert comes first, while they may be read
         z, gate, up = self.projections(x)
+        shared = self.shared_experts.finish(gate, up)
         routed = self.experts(z, expert_ids, expert_weights)
         up_routed = self.routed_expert_up_proj(self.routed_expert_norm(routed))
-        y: Tensor = ops.add_rows(up_routed, self.shared_experts.finish(gate, up))
+        y: Tensor = ops.add_rows(up_routed, shared)
         return y

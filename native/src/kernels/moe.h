@@ -1,6 +1,7 @@
 // The mixture of experts: SiTU, router, and the expert pass grouped by expert.
 #pragma once
 
+#include <cmath>
 #include <stdexcept>
 
 #include "kernels/dot.h"
@@ -117,6 +118,13 @@ struct Groups {
   int64_t count(int64_t expert) const { return starts[expert + 1] - starts[expert]; }
 };
 
+// Some experts whose pairs are computed together: those of each begin at row `rows[expert]` of their intermediate rows.
+struct Batch {
+  const int32_t* experts;
+  int64_t count;
+  int32_t* rows;  // [num_experts], filled for these
+};
+
 // By counting, which keeps the order. `ids` are those of `tokens` tokens.
 inline Groups group_by_expert(Scratch& scratch, const int64_t* ids, int64_t tokens, int64_t chosen, int64_t experts) {
   const int64_t pairs = tokens * chosen;
@@ -150,26 +158,26 @@ struct Pieces {
   int64_t num_chunks;
 };
 
-// Experts [from, to); `rows` and `columns` are those of a matrix, `matrices` are multiplied together.
-inline Pieces cut(Scratch& scratch, const Groups& groups, int64_t from, int64_t to, const Matrix& w, int matrices,
+// `rows` and `columns` are those of a matrix, `matrices` are multiplied together.
+inline Pieces cut(Scratch& scratch, const Groups& groups, const Batch& batch, const Matrix& w, int matrices,
                   Packing packing) {
   int64_t most = 0;
-  for (int64_t expert = from; expert < to; ++expert) {
-    const int64_t least = least_rows(packing, w.columns, groups.count(expert));
-    most += groups.count(expert) == 0 ? 0 : (w.rows + least - 1) / least;
+  for (int64_t at = 0; at < batch.count; ++at) {
+    const int64_t least = least_rows(packing, w.columns, groups.count(batch.experts[at]));
+    most += (w.rows + least - 1) / least;
   }
   Pieces cut = {scratch.take<Piece>(most), scratch.take<int32_t>(most + 1), 0};
   int32_t count = 0;
   double time = 0.0;
   cut.chunks[0] = 0;
-  for (int64_t expert = from; expert < to; ++expert) {
-    if (groups.count(expert) == 0) continue;
+  for (int64_t at = 0; at < batch.count; ++at) {
+    const int32_t expert = batch.experts[at];
     const int64_t least = least_rows(packing, w.columns, groups.count(expert));
     const double each = matrices * row_time(w.type, w.columns, groups.count(expert));
     for (int64_t first = 0; first < w.rows;) {
       const int64_t wanted = static_cast<int64_t>((kChunkTime - time) / each) / least * least;
       const int64_t last = smaller(w.rows, first + larger(least, wanted));
-      cut.pieces[count++] = {static_cast<int32_t>(expert), static_cast<int32_t>(first), static_cast<int32_t>(last)};
+      cut.pieces[count++] = {expert, static_cast<int32_t>(first), static_cast<int32_t>(last)};
       time += each * static_cast<double>(last - first);
       first = last;
       if (time + each * static_cast<double>(least) <= kChunkTime) continue;
@@ -186,7 +194,9 @@ template <typename E>
 class ExpertPass {
  public:
   ExpertPass(const ExpertsArgs& args)
-      : args_(args), packing_(packing_for(args.weight_type, args.type, args.int8_activations)) {}
+      : args_(args),
+        packing_(packing_for(args.weight_type, args.type, args.int8_activations)),
+        addresses_(args.addresses) {}
 
   void run() {
     const int64_t bytes = args_.chosen * args_.latent * static_cast<int64_t>(sizeof(E));
@@ -196,13 +206,13 @@ class ExpertPass {
 
  private:
   Matrix matrix(int64_t expert, int which) const {
-    const int64_t* at = args_.addresses + expert * 6 + which * 2;
+    const int64_t* at = addresses_ + expert * 6 + which * 2;
     const bool is_down = which == 2;
     return {reinterpret_cast<const void*>(at[0]), reinterpret_cast<const void*>(at[1]),
             is_down ? args_.latent : args_.inner, is_down ? args_.inner : args_.latent, args_.weight_type};
   }
 
-  // Experts are taken in ranges whose intermediate rows fit; only the outputs of all pairs are kept to the end.
+  // Only the outputs of all pairs are kept to the end, so that experts may come in any order.
   void run_slab(int64_t first, int64_t tokens) {
     Scratch scratch;
     const auto* x = static_cast<const E*>(args_.x) + first * args_.latent;
@@ -210,36 +220,81 @@ class ExpertPass {
     const Groups groups =
         group_by_expert(scratch, args_.ids + first * args_.chosen, tokens, args_.chosen, args_.num_experts);
     auto* outputs = scratch.take<E>(tokens * args_.chosen * args_.latent);
-    const int64_t most = args_.scratch_bytes / 4 / (args_.inner * static_cast<int64_t>(sizeof(E) + sizeof(float)));
-    for (int64_t from = 0; from < args_.num_experts;) {
-      int64_t to = from + 1;
-      while (to < args_.num_experts && groups.starts[to + 1] - groups.starts[from] <= most) ++to;
-      run_experts(groups, from, to, packed, outputs);
-      from = to;
+    auto *experts = scratch.take<int32_t>(args_.num_experts), *rows = scratch.take<int32_t>(args_.num_experts);
+    int64_t count = 0;
+    for (int32_t expert = 0; expert < args_.num_experts; ++expert)
+      if (groups.count(expert) > 0) experts[count++] = expert;
+    if (args_.source == nullptr) {
+      run_experts(groups, {experts, count, rows}, packed, outputs);
+    } else {
+      run_arriving(groups, {experts, count, rows}, first, packed, outputs);
     }
     add_up(outputs, args_.weights + first * args_.chosen, tokens, static_cast<E*>(args_.y) + first * args_.latent);
   }
 
-  void run_experts(const Groups& groups, int64_t from, int64_t to, const PackedRows& x, E* outputs) {
-    const int64_t base = groups.starts[from], pairs = groups.starts[to] - base;
-    if (pairs == 0) return;
+  // Those that are there are computed while the others are read.
+  void run_arriving(const Groups& groups, const Batch& wanted, int64_t first, const PackedRows& x, E* outputs) {
+    Scratch scratch;
+    auto* taken = scratch.take<int32_t>(args_.num_experts);
+    auto* addresses = scratch.take<int64_t>(args_.num_experts * 6);
+    auto* readable = scratch.take<int32_t>(args_.num_experts);
+    addresses_ = addresses;
+    args_.source->begin(args_.layer, wanted.experts, wanted.count);
+    while (const int64_t count = args_.source->take(taken, addresses)) {
+      int64_t num_readable = 0;
+      for (int64_t at = 0; at < count; ++at) {
+        if (addresses[taken[at] * 6] != 0) readable[num_readable++] = taken[at];
+        else spoil(groups, taken[at], first, outputs);
+      }
+      run_experts(groups, {readable, num_readable, wanted.rows}, x, outputs);
+      args_.source->give_back(taken, count);
+    }
+  }
+
+  void spoil(const Groups& groups, int32_t expert, int64_t first, E* outputs) const {
+    const int64_t start = groups.starts[expert], count = groups.count(expert);
+    for (int64_t pair = start; pair < start + count; ++pair) {
+      E* to = outputs + groups.pairs[pair] * args_.latent;
+      for_vectors(args_.latent, [&](auto, auto store, int64_t i) { store(to + i, set(NAN)); });
+    }
+    args_.source->spoil(expert, groups.tokens + start, count, first);
+  }
+
+  // In runs of experts whose intermediate rows fit.
+  void run_experts(const Groups& groups, const Batch& batch, const PackedRows& x, E* outputs) {
+    const int64_t most = args_.scratch_bytes / 4 / (args_.inner * static_cast<int64_t>(sizeof(E) + sizeof(float)));
+    for (int64_t from = 0; from < batch.count;) {
+      int64_t to = from, pairs = 0;
+      do {
+        batch.rows[batch.experts[to]] = static_cast<int32_t>(pairs);
+        pairs += groups.count(batch.experts[to++]);
+      } while (to < batch.count && pairs + groups.count(batch.experts[to]) <= most);
+      run_fitting(groups, {batch.experts + from, to - from, batch.rows}, pairs, x, outputs);
+      from = to;
+    }
+  }
+
+  void run_fitting(const Groups& groups, const Batch& batch, int64_t pairs, const PackedRows& x, E* outputs) {
     Scratch scratch;
     auto* inner = scratch.take<E>(pairs * args_.inner);
-    const Pieces up = cut(scratch, groups, from, to, matrix(from, 0), 2, packing_);
+    const Pieces up = cut(scratch, groups, batch, matrix(batch.experts[0], 0), 2, packing_);
     parallel(up.num_chunks, [&](int64_t chunk) {
-      for (int32_t at = up.chunks[chunk]; at < up.chunks[chunk + 1]; ++at)
-        go_up(groups, up.pieces[at], x, inner - base * args_.inner);
+      for (int32_t at = up.chunks[chunk]; at < up.chunks[chunk + 1]; ++at) {
+        const Piece& piece = up.pieces[at];
+        go_up(groups, piece, x, inner + batch.rows[piece.expert] * args_.inner);
+      }
     });
-    const PackedRows packed =
-        rows_from(pack(scratch, packing_, inner, args_.type, pairs, args_.inner), -base);
-    const Pieces down = cut(scratch, groups, from, to, matrix(from, 2), 1, packing_);
+    const PackedRows packed = pack(scratch, packing_, inner, args_.type, pairs, args_.inner);
+    const Pieces down = cut(scratch, groups, batch, matrix(batch.experts[0], 2), 1, packing_);
     parallel(down.num_chunks, [&](int64_t chunk) {
-      for (int32_t at = down.chunks[chunk]; at < down.chunks[chunk + 1]; ++at)
-        go_down(groups, down.pieces[at], packed, outputs);
+      for (int32_t at = down.chunks[chunk]; at < down.chunks[chunk + 1]; ++at) {
+        const Piece& piece = down.pieces[at];
+        go_down(groups, piece, rows_from(packed, batch.rows[piece.expert]), outputs);
+      }
     });
   }
 
-  // situ(w1 x, w3 x) of one piece into rows of `inner`, one for each pair.
+  // situ(w1 x, w3 x) of one piece into rows of `inner`, one for each pair of its expert.
   void go_up(const Groups& groups, const Piece& piece, const PackedRows& x, E* inner) const {
     const Matrix w1 = matrix(piece.expert, 0), w3 = matrix(piece.expert, 1);
     const int64_t width = piece.last - piece.first, start = groups.starts[piece.expert];
@@ -251,7 +306,7 @@ class ExpertPass {
     const F beta = set(args_.beta), linear_beta = set(args_.linear_beta);
     for (int64_t i = 0; i < count; ++i) {
       const float *gate = gates + i * width, *up = ups + i * width;
-      E* to = inner + (start + i) * args_.inner + piece.first;
+      E* to = inner + i * args_.inner + piece.first;
       for_vectors(width, [&](auto load, auto store, int64_t j) {
         E rounded[2][kLanes];  // as the products of two linears would be
         perilune::PERILUNE_ISA::store(rounded[0], load(gate + j));
@@ -262,13 +317,13 @@ class ExpertPass {
     }
   }
 
-  // w2 times the intermediate rows of one piece's expert into the pairs' rows of `outputs`.
+  // w2 times the intermediate rows of one piece's expert into its pairs' rows of `outputs`.
   void go_down(const Groups& groups, const Piece& piece, const PackedRows& inner, E* outputs) const {
     const int64_t width = piece.last - piece.first, start = groups.starts[piece.expert];
     const int64_t count = groups.count(piece.expert);
     Scratch scratch;
     auto* y = scratch.take<float>(count * width);
-    dot(matrix(piece.expert, 2), piece.first, piece.last, rows_from(inner, start), nullptr, count, y, width);
+    dot(matrix(piece.expert, 2), piece.first, piece.last, inner, nullptr, count, y, width);
     for (int64_t i = 0; i < count; ++i) {
       E* to = outputs + groups.pairs[start + i] * args_.latent + piece.first;
       for_vectors(width, [&](auto load, auto store, int64_t j) { store(to + j, load(y + i * width + j)); });
@@ -293,6 +348,7 @@ class ExpertPass {
 
   const ExpertsArgs& args_;
   const Packing packing_;
+  const int64_t* addresses_;
 };
 
 inline void moe_experts(const ExpertsArgs& args) {

@@ -53,6 +53,11 @@ class ExpertTable(tuple[E, ...]):
         inner, columns = self[0][0].shape
         return len(self), inner, 2 * columns if self.is_packed else columns
 
+    @property
+    def sample(self) -> Tensor:
+        """A tensor of the weights' dtype."""
+        return self[0][0]
+
     @cached_property
     def addresses(self) -> Tensor:
         """int64 [E, 6]: addresses of data and scales of w1, w3, w2; a dense weight's scales are at 0."""

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from perilune.ops._native import ACTIVATIONS, MXFP4_CODE, address, code, core, refusal, refuse_types
 from perilune.ops.moe.expert_table import DenseExpert, E, ExpertTable, PackedExpert
+from perilune.ops.moe.streamed import StreamedTable
 from perilune.ops.mxfp4.reference import GROUP_SIZE
 from perilune.ops.registry import OpKey
 
@@ -67,7 +68,7 @@ def moe_experts_mxfp4(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    experts: ExpertTable[PackedExpert],
+    experts: ExpertTable[PackedExpert] | StreamedTable,
     beta: float,
     linear_beta: float,
     int8_activations: bool = False,
@@ -91,7 +92,7 @@ def _experts(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    experts: ExpertTable[E],
+    experts: ExpertTable[E] | StreamedTable,
     weight_code: int,
     beta: float,
     linear_beta: float,
@@ -100,7 +101,12 @@ def _experts(
     x, ids, weights = x.contiguous(), expert_ids.contiguous(), expert_weights.contiguous()
     y = torch.empty_like(x)
     num_experts, inner, latent = experts.shape
-    chosen = (address(ids), address(weights), ids.shape[1], address(experts.addresses))
+    chosen = (address(ids), address(weights), ids.shape[1])
     sizes = (num_experts, latent, inner, weight_code, beta, linear_beta)
-    core().moe_experts(address(x), code(x), x.shape[0], *chosen, *sizes, address(y), int8_activations, SCRATCH_BYTES)
+    rest = (address(y), int8_activations, SCRATCH_BYTES)
+    given = (address(x), code(x), x.shape[0], *chosen)
+    if isinstance(experts, StreamedTable):
+        core().moe_experts_streamed(*given, experts.stream.cache, experts.layer, *sizes, *rest)
+    else:
+        core().moe_experts(*given, address(experts.addresses), *sizes, *rest)
     return y

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from perilune.ops.linear.reference import round_to_int8
 from perilune.ops.moe.expert_table import DenseExpert, ExpertTable, PackedExpert
+from perilune.ops.moe.streamed import StreamedTable
 from perilune.ops.mxfp4.reference import mxfp4_linear
 
 # Keeps the renormalisation finite when every chosen score underflows; the released code's value.
@@ -56,7 +57,7 @@ def moe_experts_mxfp4(
     x: Tensor,
     expert_ids: Tensor,
     expert_weights: Tensor,
-    experts: ExpertTable[PackedExpert],
+    experts: ExpertTable[PackedExpert] | StreamedTable,
     beta: float,
     linear_beta: float,
     int8_activations: bool = False,
@@ -70,7 +71,7 @@ def moe_experts_mxfp4(
         up = linear(rows, packed.w3_packed, packed.w3_scale)
         return linear(situ(gate, up, beta, linear_beta), packed.w2_packed, packed.w2_scale)
 
-    return _dispatch(x, expert_ids, expert_weights, len(experts), run)
+    return _dispatch(x, expert_ids, expert_weights, experts.shape[0], run)
 
 
 def _int8_linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
