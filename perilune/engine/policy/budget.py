@@ -6,16 +6,17 @@ A pure controller: it is told what steps took and has no clock, no requests and 
 from bisect import bisect_right
 from math import sqrt
 
-# A step is planned to end at this share of the bound, which leaves room for noise.
-AIM = 0.8
+# A step is planned so that it may take longer than expected by so many standard deviations of chance: 1 % do.
+MARGIN = 2.5
 # From one step to the next, and beyond the most ever seen, prompt tokens grow by this factor at most: what was learned
 # may be wrong.
 MOST_GROWTH = 1.5
 # Prompts go on at this rate at least, also where the bound cannot be kept.
 LEAST_PROMPT_TOKENS = 16
-# Standard deviations, as shares of the time of a step: what a step is off by chance, and what each cost drifts by
-# from one step to the next.
-NOISE, DRIFT = 0.12, 0.005
+# Standard deviations, as shares of the time of a step: what each cost drifts by from one step to the next, and what a
+# step is off by chance, which is learned from the latest steps and is never taken for less.
+DRIFT, FIRST_NOISE, LEAST_NOISE = 0.005, 0.12, 0.03
+NOISE_WEIGHT = 0.03
 # A step that is off by so many standard deviations is ignored, unless as many in a row are.
 STRANGE, MOST_STRANGE = 4.0, 3
 # So many decodes, and so many prompt tokens, are taken to cost what a step costs at least, until it is known.
@@ -35,6 +36,7 @@ class StepCost:
         self._costs = [0.0, 0.0, 0.0]
         self._covariance: list[list[float]] = []
         self._num_strange = 0
+        self._noise = FIRST_NOISE
 
     def observe(self, num_prompt_tokens: int, num_decodes: int, seconds: float) -> None:
         """Learn from a step that computed so many prompt tokens beside so many decodes."""
@@ -43,7 +45,7 @@ class StepCost:
         point = _point(num_prompt_tokens, num_decodes)
         expected, variance = self._predict(point)
         scale = max(expected, min(seconds, 2 * expected)) if expected > 0 else seconds
-        spread = variance + (NOISE * scale) ** 2
+        spread = variance + (self._noise * scale) ** 2
         surprise = seconds - expected
         if surprise**2 > STRANGE**2 * spread:
             self._num_strange += 1
@@ -51,16 +53,22 @@ class StepCost:
                 return
             self._forget(seconds)
             variance = self._predict(point)[1]
-            spread = variance + (NOISE * seconds) ** 2
+            spread = variance + (self._noise * seconds) ** 2
+        elif expected > 0:
+            self._learn_noise(surprise**2 - variance, max(expected, seconds))
         self._num_strange = 0
         self._correct(point, surprise, spread, drift=(DRIFT * seconds) ** 2)
 
     def upper(self, num_prompt_tokens: int, num_decodes: int) -> float:
-        """Seconds that such a step takes at most, as far as is known: one standard deviation above the expected."""
+        """Seconds that such a step takes at most, but for chance in one of a hundred and for what is not known yet."""
         if not self._covariance:
             return 0.0
         expected, variance = self._predict(_point(num_prompt_tokens, num_decodes))
-        return expected + sqrt(variance)
+        return expected * (1 + MARGIN * self._noise) + sqrt(variance)
+
+    def _learn_noise(self, variance: float, scale: float) -> None:
+        square = self._noise**2 + NOISE_WEIGHT * (max(0.0, variance) / scale**2 - self._noise**2)
+        self._noise = max(LEAST_NOISE, sqrt(square))
 
     def _forget(self, seconds: float) -> None:
         self._covariance = [[seconds**2 if row == column else 0.0 for column in range(3)] for row in range(3)]
@@ -76,8 +84,7 @@ class StepCost:
     def _correct(self, point: _Point, surprise: float, spread: float, drift: float) -> None:
         toward = self._toward(point)
         for row in range(3):
-            # no cost is negative
-            self._costs[row] = max(0.0, self._costs[row] + toward[row] / spread * surprise)
+            self._costs[row] += toward[row] / spread * surprise
             for column in range(3):
                 self._covariance[row][column] -= toward[row] * toward[column] / spread
             self._covariance[row][row] += drift
@@ -87,7 +94,7 @@ class StepBudget:
     """Keeps steps with decodes below `max_itl_s` seconds by bounding their prompt tokens."""
 
     def __init__(self, max_itl_s: float, max_num_batched_tokens: int):
-        self._aim_s = max_itl_s * AIM
+        self._max_itl_s = max_itl_s
         self._most = max_num_batched_tokens
         self._granted = LEAST_PROMPT_TOKENS
         self._most_seen = LEAST_PROMPT_TOKENS
@@ -95,6 +102,8 @@ class StepBudget:
 
     def observe(self, num_prompt_tokens: int, num_decodes: int, seconds: float) -> None:
         """Learn from a step that computed so many prompt tokens beside so many decodes."""
+        if num_prompt_tokens == 0:
+            return
         self._cost.observe(num_prompt_tokens, num_decodes, seconds)
         self._most_seen = max(self._most_seen, num_prompt_tokens)
 
@@ -103,8 +112,8 @@ class StepBudget:
         if num_decodes == 0:
             return self._most
         most = min(self._most, int(min(self._granted, self._most_seen) * MOST_GROWTH))
-        self._granted = self._affordable(num_decodes, self._aim_s, most)
-        return self._affordable(num_decodes, self._aim_s - spent_s, self._granted) if spent_s else self._granted
+        self._granted = self._affordable(num_decodes, self._max_itl_s, most)
+        return self._affordable(num_decodes, self._max_itl_s - spent_s, self._granted) if spent_s else self._granted
 
     def _affordable(self, num_decodes: int, seconds: float, most: int) -> int:
         counts = range(min(LEAST_PROMPT_TOKENS, most), most + 1)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from perilune.engine.policy.budget import AIM, LEAST_PROMPT_TOKENS, MOST_STRANGE, StepBudget
+from perilune.engine.policy.budget import LEAST_PROMPT_TOKENS, MOST_STRANGE, StepBudget
 
 BOUND_S = 0.05
 MOST = 2048
@@ -44,6 +44,7 @@ def prefilled(machine, most=MOST):
 MACHINES = {
     "steady": Machine(0.005, 0.001, 50e-6),
     "noisy": Machine(0.005, 0.001, 50e-6, noise=0.15),
+    "very noisy": Machine(0.005, 0.001, 50e-6, noise=0.3),
     "slow start": Machine(0.03, 0.001, 20e-6, noise=0.05),
     "slow tokens": Machine(0.001, 0.0001, 900e-6, noise=0.1),
 }
@@ -52,19 +53,19 @@ MACHINES = {
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 @pytest.mark.parametrize("num_decodes", [1, 7])
 def test_steps_with_decodes_stay_below_the_bound_and_prompts_get_most_of_what_is_left(machine, num_decodes):
-    """Of a thousand steps on a machine whose steps are off by up to 15 %, two may be late, by 15 %."""
+    """On a machine whose steps are off by chance, one in a hundred may be late, by 10 %."""
     steps = drive(prefilled(machine), machine, 1000, num_decodes)
-    assert sum(seconds > BOUND_S for _, seconds in steps) <= (2 if machine.noise else 0)
-    assert max(seconds for _, seconds in steps) <= 1.15 * BOUND_S
-    possible = (AIM * BOUND_S - machine.fixed - machine.decode * num_decodes) / machine.token
+    assert sum(seconds > BOUND_S for _, seconds in steps) <= (10 if machine.noise else 0)
+    assert max(seconds for _, seconds in steps) <= 1.1 * BOUND_S
+    possible = (0.8 * BOUND_S - machine.fixed - machine.decode * num_decodes) / machine.token
     settled = [count for count, _ in steps[50:]]
-    assert sum(settled) / len(settled) >= 0.5 * possible
+    assert sum(settled) / len(settled) >= 0.75 * possible
 
 
 @pytest.mark.parametrize("num_decodes", [1, 8])
 def test_the_budget_settles_and_does_not_swing(num_decodes):
     machine = Machine(0.01, 0.0005, 50e-6)
-    counts = [count for count, _ in drive(prefilled(machine), machine, 200, num_decodes)][60:]
+    counts = [count for count, _ in drive(prefilled(machine), machine, 400, num_decodes)][200:]
     assert max(counts) - min(counts) <= 0.02 * max(counts)
 
 
