@@ -1,6 +1,7 @@
 """One engine process as its server sees it: started, spoken to, waited for."""
 
 import json
+import logging
 import signal
 import socket
 import subprocess
@@ -10,6 +11,8 @@ from queue import SimpleQueue
 
 from perilune.engine.host.wire import EngineSpec, Failed, Pipe, Ready
 from perilune.errors import EngineError
+
+_LOG = logging.getLogger(__name__)
 
 # the child imports from where we do, whatever the directory and the environment say
 _PROGRAM = (
@@ -79,6 +82,10 @@ class EngineChild:
             except OSError:
                 # whoever receives notices the end and deals with it
                 continue
+            except Exception:
+                # a fault of ours, which must not leave a request waiting for ever
+                _LOG.exception("%s cannot be sent to the engine", type(message).__name__)
+                self.kill()
 
 
 def describe_exit(code: int) -> str:

@@ -69,6 +69,7 @@ class EngineLoop:
 
     An error in that thread, which is a fault of ours, ends the engine and makes `check_health` say why. So does, while
     it lasts, a step longer than `step_timeout_s`; `on_complaint` is told of it, and with None when it has ended.
+    `on_look` is called every few seconds, in the middle of a step too.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class EngineLoop:
         *,
         step_timeout_s: float = DEFAULT_STEP_TIMEOUT_S,
         on_complaint: Callable[[str | None], None] = lambda _: None,
+        on_look: Callable[[], None] = lambda: None,
     ):
         self._core = core
         self._sink = sink
@@ -88,7 +90,11 @@ class EngineLoop:
         self._stats = core.stats()
         self._step_began_s: float | None = None
         self._watchdog = Watchdog(
-            step_timeout_s, lambda: self._step_began_s, lambda: core.running_log_ids, tell=on_complaint
+            step_timeout_s,
+            lambda: self._step_began_s,
+            lambda: core.running_log_ids,
+            tell=on_complaint,
+            on_look=on_look,
         )
         self._thread = threading.Thread(target=self._run, name="perilune-engine", daemon=True)
 

@@ -44,7 +44,8 @@ class ProcessClient:
 
     When that process dies, the running requests end with an error that says how, new ones are refused with status
     503, and another is started; when that one dies within `restart_window_s`, it stays down and `check_health` says
-    why. The constructor blocks until the engine is made and raises what kept it from being made.
+    why. A process that says nothing for as long as a step may take is not healthy either. The constructor blocks until
+    the engine is made and raises what kept it from being made.
     """
 
     def __init__(
@@ -69,9 +70,10 @@ class ProcessClient:
         self._child = EngineChild(spec)
         self._name, self._created = name, int(time.time())
         ready = self._child.wait_until_ready()
+        self._heard_s = clock()
         self._streams = Streams(self.abort, _gate(ready))
         self._accept(ready)
-        self._thread = threading.Thread(target=self._run, name="perilune-engine-reader", daemon=True)
+        self._thread = threading.Thread(target=self._supervise, name="perilune-engine-reader", daemon=True)
 
     @property
     def pid(self) -> int:
@@ -104,6 +106,9 @@ class ProcessClient:
     def check_health(self) -> str | None:
         if self._phase is not Phase.RUNNING:
             return self._phase.value
+        silent_s = self._clock() - self._heard_s
+        if self._failure is None and silent_s > self._spec.step_timeout_s:
+            return f"the engine process has said nothing for {silent_s:.0f} s"
         return self._failure or self._complaint
 
     def stats(self) -> EngineStats:
@@ -156,6 +161,15 @@ class ProcessClient:
             media=ready.media,
         )
 
+    def _supervise(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            _LOG.exception("what the engine says cannot be understood")
+            self._child.kill()
+            self._child.join(None)
+            self._lose(f"the engine is lost: {type(error).__name__}: {error}")
+
     def _run(self) -> None:
         """Read what children say, and replace the first that dies."""
         died_s: float | None = None
@@ -191,6 +205,7 @@ class ProcessClient:
         self._streams.use_gate(_gate(ready))
         self._accept(ready)
         self._num_restarts += 1
+        self._heard_s = self._clock()
         self._stats, self._complaint, self._failure = EngineStats(), None, None
         _LOG.warning("the engine was restarted")
         return True
@@ -210,6 +225,7 @@ class ProcessClient:
         """Hand on what the child says until it ends; gives how it did."""
         child, last_words = self._child, None
         while (message := child.pipe.receive()) is not None:
+            self._heard_s = self._clock()
             match message:
                 case Outputs(outputs, turn, stats):
                     self._stats = self._stats if stats is None else stats

@@ -17,6 +17,7 @@ class Watchdog:
 
     Of a step that takes longer than `timeout_s` it writes the stacks of all threads to stderr, once, and the requests
     that `request_ids` gives to the log; `complaint` says so until the step ends, and `tell` is called when it changes.
+    `on_look` is called every few seconds.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class Watchdog:
         request_ids: Callable[[], Sequence[str]],
         *,
         tell: Callable[[str | None], None] = lambda _: None,
+        on_look: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         dump_stacks: Callable[[], None] = lambda: faulthandler.dump_traceback(all_threads=True),
     ):
@@ -34,6 +36,7 @@ class Watchdog:
         self._step_began_s = step_began_s
         self._request_ids = request_ids
         self._tell = tell
+        self._on_look = on_look
         self._clock = clock
         self._dump_stacks = dump_stacks
         self._reported_s: float | None = None
@@ -64,4 +67,5 @@ class Watchdog:
 
     def _run(self) -> None:
         while not self._is_over.wait(min(self._timeout_s / _LOOKS_PER_TIMEOUT, _LONGEST_PAUSE_S)):
+            self._on_look()
             self.look()

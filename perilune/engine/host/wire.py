@@ -103,6 +103,11 @@ class Inspected:
 
 
 @dataclass(frozen=True)
+class Alive:
+    """Said every few seconds, also in the middle of a step."""
+
+
+@dataclass(frozen=True)
 class Health:
     """A step hangs, and why that is known, or None: it has ended."""
 

@@ -17,6 +17,7 @@ from perilune.engine.host.loop import EngineLoop
 from perilune.engine.host.streams import Turn
 from perilune.engine.host.wire import (
     Abort,
+    Alive,
     Ended,
     EngineSpec,
     Failed,
@@ -38,6 +39,7 @@ from perilune.grammar.matcher import GrammarState
 
 STATS_INTERVAL_S = 0.1
 EXIT_OK, EXIT_CANNOT_START, EXIT_ORPHAN, EXIT_DIED = 0, 2, 3, 70
+_LOG = logging.getLogger(__name__)
 
 
 class Inbox:
@@ -53,8 +55,11 @@ class Inbox:
         return self._messages.get()
 
     def _read(self) -> None:
-        while (message := self._pipe.receive()) is not None:
-            self._messages.put(message)
+        try:
+            while (message := self._pipe.receive()) is not None:
+                self._messages.put(message)
+        except Exception:
+            _LOG.exception("a message of the server cannot be read")
         # threads may be anywhere in native code, so nothing is taken apart
         os._exit(EXIT_ORPHAN)
 
@@ -72,7 +77,11 @@ class Worker:
         self._inbox = inbox
         self._core = build_engine(spec.checkpoint, spec.config)
         self._engine = EngineLoop(
-            self._core, self, step_timeout_s=spec.step_timeout_s, on_complaint=lambda text: pipe.send(Health(text))
+            self._core,
+            self,
+            step_timeout_s=spec.step_timeout_s,
+            on_complaint=lambda text: pipe.send(Health(text)),
+            on_look=lambda: pipe.send(Alive()),
         )
         self._grammars = CompileLanes()
         # grammars in work, and which of their requests were ended meanwhile

@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -79,6 +81,13 @@ REQUESTS = [
     message("stopped", [9] * 40, stop=("a",), max_tokens=60),
 ]
 
+BAD_GRAMMAR = GenerateRequest(
+    "g",
+    (1,),
+    SamplingParams(),
+    grammar=text_grammar(lark_body("start: nowhere", "structured_outputs.grammar")),
+)
+
 
 def test_answers_are_those_of_an_engine_in_a_thread(launch, random_checkpoint):
     core = build_engine(random_checkpoint, CONFIG)
@@ -101,11 +110,9 @@ def test_refusals_are_those_of_an_engine_in_a_thread(launch):
     with pytest.raises(RequestError) as caught:
         client.generate(message(prompt=[1] * 256))
     assert caught.value.code == "context_length_exceeded"
-    grammar = text_grammar(lark_body("start: nowhere", "structured_outputs.grammar"))
-    bad_grammar = GenerateRequest("g", (1,), SamplingParams(), grammar=grammar)
     for _ in range(2):
         with pytest.raises(RequestError) as caught:
-            answer(client, bad_grammar)
+            answer(client, BAD_GRAMMAR)
         assert (caught.value.param, caught.value.status) == ("structured_outputs.grammar", 400)
     assert len(client._streams) == 0
 
@@ -206,6 +213,52 @@ def test_whoever_looks_at_an_engine_that_dies_is_told_so(launch):
         return caught.value.status
 
     assert asyncio.run(main()) == 503
+
+
+def test_an_engine_that_falls_silent_is_not_healthy_until_it_speaks_again(launch):
+    now_s = [0.0]
+    client = launch(clock=lambda: now_s[0])
+    assert answer(client, message())[-1].is_finished
+    os.kill(client.pid, signal.SIGSTOP)
+    now_s[0] += 301.0
+    assert client.check_health() == "the engine process has said nothing for 301 s"
+    with pytest.raises(RequestError, match="said nothing"):
+        client.generate(message())
+    os.kill(client.pid, signal.SIGCONT)
+    wait_until(lambda: client.check_health() is None)
+
+
+def test_a_full_queue_is_refused_here_and_what_never_ran_leaves_room(random_checkpoint):
+    config = replace(CONFIG, max_num_seqs=1, max_waiting=0)
+    client = ProcessClient(EngineSpec(random_checkpoint, config, 1, 300.0, faults.slow_steps), "narrow")
+    client.start()
+
+    async def main():
+        for name in "ab":
+            with pytest.raises(RequestError, match="structured_outputs"):
+                await collect(client, BAD_GRAMMAR)
+            stream = client.generate(message(name, ignore_eos=True, max_tokens=20))
+            await anext(stream)
+            with pytest.raises(RequestError) as caught:
+                client.generate(message("late"))
+            assert caught.value.status == 429
+            assert [output async for output in stream][-1].is_finished
+
+    asyncio.run(main())
+    assert client.stats().num_rejected_total == 2
+    client.stop(0)
+
+
+def test_what_cannot_be_sent_or_read_ends_in_an_error_and_not_in_silence(launch, monkeypatch):
+    client = launch()
+    expected = answer(client, message())
+    lost = answer(client, replace(message(), log_id=threading.Lock()))[-1]
+    assert "killed by SIGKILL" in lost.error
+    wait_until(lambda: client.check_health() is None)
+    assert answer(client, message()) == expected
+    monkeypatch.setattr(client._streams, "deliver", None)
+    assert "the engine is lost: TypeError" in answer(client, message())[-1].error
+    assert not is_there(client.pid)
 
 
 def test_signals_of_a_terminal_or_a_supervisor_are_for_the_server(launch):
