@@ -56,6 +56,10 @@ OPTIONS = {
         *["--num-prompts", "--output-len", "--prefix-len", "--range-ratio", "--request-rate", "--seed"],
         *["--server-flags", "--text-file", "--tool-len", "--tool-pause", "--turns", "--url", "--vocab-size"],
     ],
+    "perilune bench stream": [
+        *["CHECKPOINT", "--activations", "--cache", "--dense-weights", "--dtype", "--json", "--page-faults"],
+        *["--threads", "--tokens"],
+    ],
     "perilune verify": [],
     "perilune verify ops": ["--backend", "--json", "--op"],
     "perilune verify logits": [

@@ -68,6 +68,6 @@ class LargePages:
 
 
 def _ask_for_large_pages(pages: mmap.mmap) -> None:
-    """Weights read up to a third faster from them. Of a file, what the system reads from now on comes in large pages."""
+    """Weights read up to a third faster from them. What the system reads of a file from now on comes in large pages."""
     with suppress(OSError):  # a kernel without them
         pages.madvise(mmap.MADV_HUGEPAGE)

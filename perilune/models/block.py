@@ -44,8 +44,16 @@ class DecoderLayer(nn.Module):
             self.block_sparse_moe = LatentMoE(config, experts, dtype)
 
     @property
+    def is_dense(self) -> bool:
+        return "mlp" in self._modules
+
+    def expect(self, bank: list[Tensor], prefix: Tensor) -> None:
+        """Begin to read the experts that would be chosen if the mixer, which is still to come, added nothing."""
+        self.block_sparse_moe.expect(self._mix(bank, prefix, self.mlp_res_query, self.post_attention_layernorm))
+
+    @property
     def feed_forward(self) -> nn.Module:
-        return self.mlp if "mlp" in self._modules else self.block_sparse_moe
+        return self.mlp if self.is_dense else self.block_sparse_moe
 
     def forward(self, bank: list[Tensor], prefix: Tensor, batch: ForwardBatch) -> tuple[list[Tensor], Tensor]:
         """bank: tensors [T, D], prefix [T, D] -> the bank and prefix after this layer."""

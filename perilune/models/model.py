@@ -32,6 +32,7 @@ class Backbone(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.eps = config.rms_norm_eps
+        self.reads_ahead = any(isinstance(module, StreamedExperts) for module in experts)
         self.embed_tokens = Embedding(config.vocab_size, hidden, dtype)
         self.layers = nn.ModuleList()
         seen = {True: 0, False: 0}
@@ -51,6 +52,8 @@ class Backbone(nn.Module):
         if batch.image_rows is not None:
             prefix[batch.image_rows] = batch.image_embeddings
         for index, layer in enumerate(self.layers):
+            if self.reads_ahead:
+                self._read_ahead(index, bank, prefix)
             bank, prefix = layer(bank, prefix, batch)
             if tap is not None:
                 tap(index, prefix)
@@ -59,6 +62,13 @@ class Backbone(nn.Module):
             candidates = [candidate[batch.logits_rows] for candidate in candidates]
         x: Tensor = ops.attn_res_mix(candidates, self.output_attn_res_query(), self.norm.weight, self.eps)
         return x
+
+    def _read_ahead(self, index: int, bank: list[Tensor], prefix: Tensor) -> None:
+        """Has the next layer with streamed experts guess from what there is before layer `index`; changes no result."""
+        following = (layer for layer in self.layers[index:] if not layer.is_dense)
+        upcoming = next(following, None)
+        if upcoming is not None:
+            upcoming.expect(bank, prefix)
 
 
 class KimiModel(nn.Module):

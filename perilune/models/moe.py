@@ -113,6 +113,11 @@ class LatentMoE(nn.Module):
         self.shared_experts = shared = MLP(hidden, moe.shared_intermediate_size, *betas, dtype)
         self.projections = Projections(self.routed_expert_down_proj, shared.gate_proj, shared.up_proj)
 
+    def expect(self, x: Tensor) -> None:
+        """Begin to read the streamed experts that tokens x [T, D], normed, would choose."""
+        assert isinstance(self.experts, StreamedExperts)
+        self.experts.table.fetch(self.gate(x)[0], is_certain=False)
+
     def forward(self, x: Tensor) -> Tensor:
         """x [T, D], normed -> [T, D]."""
         expert_ids, expert_weights = self.gate(x)

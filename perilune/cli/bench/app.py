@@ -10,6 +10,7 @@ import typer
 
 from perilune.cli import options
 from perilune.cli.bench.serve import bench_serve_command
+from perilune.cli.bench.stream import bench_stream_command
 
 if TYPE_CHECKING:
     from perilune.bench.model import ModelBench, Run
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Measure times beside what this machine allows.")
 app.command("serve")(bench_serve_command)
+app.command("stream")(bench_stream_command)
 
 
 @app.callback()

@@ -1,0 +1,43 @@
+"""The table of `bench stream`: what it measures adds up."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from perilune.bench.stream.report import StreamReport, StreamRun, render_stream
+from perilune.cli.main import app
+from perilune.ops import _native
+
+needs_core = pytest.mark.skipif(_native.absence() is not None, reason=str(_native.absence()))
+
+
+def test_the_share_of_the_disk_is_that_of_its_better_rate():
+    run = StreamRun(2_000_000_000, 1.5, 8e8, 0.25, 0.5, 9e8, 0.9, 3_000_000_000)
+    text = render_stream(
+        StreamReport("DIR", 5_000_000_000, (9e8, 1e9), (run, StreamRun(None, 0.5, 1e9, 0, 0, 5e8, 1, 0)))
+    )
+    streamed, faults = (line.split() for line in text.splitlines()[2:])
+    assert streamed == ["2.00", "GB", "1.500", "0.800", "25%", "50%", "90%", "0.90", "90%", "3.00", "GB"]
+    assert faults[:3] == ["page", "faults", "0.500"]
+    assert faults[-3] == "50%"
+
+
+@needs_core
+def test_every_size_and_page_faults_are_measured(micro_checkpoint):
+    given = ["bench", "stream", str(micro_checkpoint), "--cache", "1M", "--cache", "200K", "--tokens", "3", "--json"]
+    result = CliRunner().invoke(app, [*given, "--page-faults"])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    large, small, faults = found["runs"]
+    assert (large["hit_rate"] > small["hit_rate"]) or small["hit_rate"] == 1.0
+    assert small["cache_bytes"] <= 200 * 1024
+    assert faults["cache_bytes"] is None
+    assert found["ceiling"] == max(found["disk_rates"]) > 0
+
+
+@needs_core
+def test_a_cache_below_the_floor_is_refused(micro_checkpoint):
+    result = CliRunner().invoke(app, ["bench", "stream", str(micro_checkpoint), "--cache", "1K"])
+    assert result.exit_code != 0
+    assert "give at least" in str(result.exception)
