@@ -62,6 +62,7 @@ class EngineStats:
     num_rejected_total: int = 0
     num_steps_total: int = 0
     num_restarts_total: int = 0
+    resident_bytes: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     finished_total: Mapping[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))

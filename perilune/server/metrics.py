@@ -17,6 +17,10 @@ GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_state_slots_total": ("State slots there are.", lambda s: s.slots_total),
     "num_state_slots_used": ("State slots in use.", lambda s: s.slots_used),
     "num_state_slots_free": ("State slots that are free.", lambda s: s.slots_total - s.slots_used),
+    "engine_resident_memory_bytes": (
+        "Memory of the engine's process.",
+        lambda s: s.resident_bytes,
+    ),
 }
 COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_preemptions": ("Requests set back to make room for others.", lambda s: s.num_preemptions_total),
