@@ -109,12 +109,3 @@ def _reclaimable_bytes(directory: Path) -> int:
         return 0
     counts = dict(line.split(None, 1) for line in lines if " " in line)
     return int(counts.get("total_inactive_file", counts.get("inactive_file", "0")))
-
-
-def resident_bytes(pid: int, proc: Path = PROC) -> int:
-    """Memory that a process holds, mapped files included; 0 for one that is gone."""
-    try:
-        pages = int((proc / str(pid) / "statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -11,7 +11,7 @@ from perilune.cache.storage import CacheStorage
 from perilune.config.engine import EngineConfig
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.request import GenerateRequest
-from perilune.engine.runner import ModelRunner
+from perilune.engine.steps.runner import ModelRunner
 from perilune.errors import CapacityError, CheckpointError
 from perilune.models.model import KimiModel
 from perilune.platform import available_memory_bytes

@@ -1,13 +1,14 @@
 """The tensors behind block and slot ids. Knows shapes, never requests."""
 
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from perilune.cache.moves import CopyBlock, Move
 from perilune.cache.spec import DTYPE_BYTES, CacheGroupSpec, resolve_dtype
 from perilune.errors import CapacityError
 
@@ -79,6 +80,20 @@ class CacheStorage:
     def zero_blocks(self, block_ids: Sequence[int]) -> None:
         """Clear all rows of these blocks in every paged group."""
         self._zero("paged", block_ids)
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Make these copies, in order."""
+        for move in moves:
+            kind = "paged" if isinstance(move, CopyBlock) else "state"
+            for group in self._groups:
+                if group.kind == kind:
+                    self.views[group.name][:, move.target] = self.views[group.name][:, move.source]
+
+    def is_finite(self, slot: int) -> bool:
+        """Whether the state of a slot holds neither an infinity nor a NaN."""
+        states = (self.views[group.name][:, slot] for group in self._groups if group.kind == "state")
+        # the sum of the finite may overflow; their largest cannot
+        return all(bool(layer.abs().amax().isfinite()) for state in states for layer in state)
 
     def _zero(self, kind: str, ids: Sequence[int]) -> None:
         for group in self._groups:

@@ -37,6 +37,11 @@ ExpertCacheMemory = Annotated[
     str | None,
     typer.Option(help="Keep routed experts on disk, and so much of them in memory, as 16G.", metavar="SIZE"),
 ]
+PrefixCache = Annotated[bool, typer.Option(help="Keep what requests leave behind for those with the same beginning.")]
+StateInterval = Annotated[int, typer.Option(help="Tokens between the states kept of a long prompt.", min=1)]
+StateCacheMemory = Annotated[
+    str | None, typer.Option(help="Room for kept states; a share of the cache by default.", metavar="SIZE")
+]
 ImageCacheMemory = Annotated[
     str, typer.Option(help="Embeddings of pictures kept for requests with the same picture.", metavar="SIZE")
 ]
@@ -58,3 +63,8 @@ def read_size(text: str, option: str) -> int:
     if match is None:
         raise ConfigError(f"{option} is {text!r}; give a number of bytes, or one with K, M, G or T after it")
     return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+
+
+def read_optional_size(text: str | None, option: str) -> int | None:
+    """`read_size` of an option that may be left out."""
+    return None if text is None else read_size(text, option)

@@ -36,6 +36,9 @@ class EngineConfig:
     arrival. Beyond `max_waiting` requests that wait for one of the places, more are refused; None refuses none.
     `max_model_len` None takes the model's own context, cut to what the cache holds. The cache is sized by
     `num_blocks` (of `block_size` tokens) or by `cache_bytes`, or, with both None, by the memory that is free.
+    `prefix_cache` keeps what requests leave behind for those with the same beginning: a state every `state_interval`
+    tokens of a long prompt, at its end and at that of the answer. `state_cache_bytes` is the room for states besides
+    those of running requests and `cache_bytes`; None takes a share of the cache.
     `image_cache_bytes` bounds the embeddings of pictures that are kept for the next request with the same picture.
     `dtype` None is bfloat16; a model that is small beside the free memory even in float32 gets float32, unless the
     processor multiplies bfloat16 much faster. `dense_weights` says what the projections of the layers (attention,
@@ -56,6 +59,9 @@ class EngineConfig:
     max_model_len: int | None = None
     cache_bytes: int | None = None
     num_blocks: int | None = None
+    prefix_cache: bool = True
+    state_interval: int = 8192
+    state_cache_bytes: int | None = None
     image_cache_bytes: int = 512 * 2**20
     dtype: str | None = None
     dense_weights: str = STORED
@@ -67,7 +73,7 @@ class EngineConfig:
     ops: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "image_cache_bytes"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "state_interval", "image_cache_bytes"):
             _check_positive(name, getattr(self, name))
         for name in ("max_model_len", "cache_bytes", "num_blocks", "expert_cache_bytes"):
             if getattr(self, name) is not None:
@@ -86,6 +92,8 @@ class EngineConfig:
                 f"cache_bytes is {self.cache_bytes} and num_blocks is {self.num_blocks}; "
                 "both size the cache: give only one of them"
             )
+        if self.state_cache_bytes is not None:
+            self._check_state_cache(self.state_cache_bytes)
         if self.dtype is not None and self.dtype not in COMPUTE_DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; allowed are {', '.join(COMPUTE_DTYPES)}")
         choices = {
@@ -102,6 +110,14 @@ class EngineConfig:
         for op, backend in self.ops.items():
             if not (isinstance(op, str) and isinstance(backend, str)):
                 raise ConfigError(f"ops holds {op!r}: {backend!r}; it must map an op's name to a backend's name")
+
+    def _check_state_cache(self, num_bytes: int) -> None:
+        if isinstance(num_bytes, bool) or not isinstance(num_bytes, int) or num_bytes < 0:
+            raise ConfigError(f"state_cache_bytes is {num_bytes!r}; it must be an integer of at least 0")
+        if not self.prefix_cache:
+            raise ConfigError(
+                f"state_cache_bytes is {num_bytes} and prefix_cache is off, which keeps no states: give one of them"
+            )
 
     def check_index_cache(self, model: ModelConfig) -> None:
         """ConfigError where `index_cache_dtype` asks for what this model's index keys cannot be."""

@@ -3,8 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from perilune.cache.moves import Move
 from perilune.engine.request import Request
 from perilune.sampling.logprobs import SampledToken, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The state behind `position` tokens is to be copied to `slot` when the step has got there.
+
+    None says that there is no room or no need for a copy: a request is cut there all the same, so that its rounding
+    does not depend on others.
+    """
+
+    position: int
+    slot: int | None
 
 
 @dataclass(frozen=True)
@@ -13,7 +26,8 @@ class ScheduledSequence:
 
     Position p is cached in entry p // block_size of `block_table`. `needs_token` says that these are the last known
     tokens, so that the step ends with choosing the next one. `logprob_targets` are the positions of the prompt tokens
-    whose log-probabilities this step yields; each comes from the logits of the position before it.
+    whose log-probabilities this step yields; each comes from the logits of the position before it. `seals` are
+    ascending, behind the first of `token_ids` and not past the last.
     """
 
     request: Request
@@ -23,6 +37,7 @@ class ScheduledSequence:
     state_slot: int
     needs_token: bool
     logprob_targets: range
+    seals: tuple[Seal, ...] = ()
 
     @property
     def num_scheduled_tokens(self) -> int:
@@ -42,10 +57,11 @@ class ScheduledSequence:
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """The sequences of one step, those with exactly one token first."""
+    """The sequences of one step, those with exactly one token first. `moves` happen before anything is computed."""
 
     sequences: tuple[ScheduledSequence, ...]
     num_preempted: int = 0
+    moves: tuple[Move, ...] = ()
 
     @property
     def num_decodes(self) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from perilune.cache.manager import CacheManager
+from perilune.cache.sealing import SealPolicy
 from perilune.cache.storage import CacheStorage
 from perilune.checkpoint.loader import load_state
 from perilune.checkpoint.quantise import load_quantised_state
@@ -17,7 +18,7 @@ from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.images.encoder import ImageEncoder
 from perilune.engine.memory import plan_cache
-from perilune.engine.runner import ModelRunner
+from perilune.engine.steps.runner import ModelRunner
 from perilune.errors import CapacityError, ConfigError
 from perilune.models.accounting import account
 from perilune.models.model import KimiModel, build_model
@@ -141,7 +142,12 @@ def assemble_engine(
         images = ImageEncoder(model.vision, media, model.dtype, cache_bytes=config.image_cache_bytes)
     return EngineCore(
         ModelRunner(model, storage, block_size=plan.block_size, images=images),
-        CacheManager(num_blocks=plan.num_blocks, block_size=plan.block_size, num_slots=plan.num_slots),
+        CacheManager(
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            num_slots=plan.num_slots,
+            policy=SealPolicy(config.state_interval, model.grain) if config.prefix_cache else None,
+        ),
         CoreLimits(
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
@@ -149,6 +155,7 @@ def assemble_engine(
             vocab_size=model_config.vocab_size,
             eos_token_ids=(model_config.eos_token_id,) if tokenizer is None else tokenizer.eos_token_ids,
             media=media,
+            prompt_grain=model.grain,
             max_itl_s=None if config.max_itl_ms is None else config.max_itl_ms / 1000,
             has_priorities=config.scheduling_policy == PRIORITY,
             max_waiting=config.max_waiting,

@@ -1,7 +1,6 @@
 """How everything above reaches an engine: one protocol, and the client whose engine is a thread of this process."""
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from perilune.engine.policy.gate import Gate
 from perilune.engine.request import FinishReason, GenerateRequest, RequestOutput, TokenLogprob
 from perilune.engine.stats import EngineStats, HistogramData
 from perilune.grammar.lanes import CompileLanes
-from perilune.platform import resident_bytes
 
 __all__ = [
     "EngineClient",
@@ -105,11 +103,7 @@ class InProcessClient:
         return self._engine.check_health()
 
     def stats(self) -> EngineStats:
-        return replace(
-            self._engine.stats(),
-            num_rejected_total=self._streams.num_rejected,
-            resident_bytes=resident_bytes(os.getpid()),
-        )
+        return replace(self._engine.stats(), num_rejected_total=self._streams.num_rejected)
 
     async def inspect(self) -> dict[str, Any]:
         return await asyncio.wrap_future(self._engine.inspect())

@@ -50,6 +50,8 @@ class Runner(Protocol):
 
     def erase_blocks(self, block_ids: Sequence[int]) -> None: ...
 
+    def is_sound(self, slot: int) -> bool: ...
+
 
 class Pictures(Protocol):
     """What the core needs of whatever embeds pictures."""
@@ -93,7 +95,9 @@ class EngineCore:
             cache,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
+            prompt_grain=limits.prompt_grain,
             is_embedded=images.is_embedded if images is not None else lambda _: True,
+            is_sound=runner.is_sound,
         )
         self._images = images
         self._budget = None
@@ -249,7 +253,7 @@ class EngineCore:
         return [x for x in running if any(image.digest in digests for image in x.message.images)]
 
     def _run_batch(self, batch: ScheduledBatch) -> list[RequestOutput]:
-        if not batch.sequences:
+        if not batch.sequences and not batch.moves:
             return []
         began_s = self._clock()
         self._recorder.on_step(batch, began_s)
@@ -282,6 +286,7 @@ class EngineCore:
         if failure is not None:
             return self._fail(request, failure)
         request.num_computed_tokens = sequence.seq_len
+        self._cache.commit(request.request_id, sequence.seq_len)
         request.prompt_logprobs.extend(result.prompt_logprobs.get(request.request_id, ()))
         if not sequence.needs_token:
             return None
@@ -316,9 +321,9 @@ class EngineCore:
         return (FinishReason.LENGTH if request.num_tokens >= request.max_total_tokens else None), None
 
     def _fail(self, request: Request, error: str) -> RequestOutput:
-        """End a request whose cached rows cannot be trusted."""
-        self._runner.erase_blocks(self._cache.block_table(request.request_id))
-        return self._finish(request, FinishReason.ERROR, error=error)
+        """End a running request whose cached rows cannot be trusted."""
+        self._runner.erase_blocks(self._scheduler.fail(request))
+        return self._end_live(request, FinishReason.ERROR, error=error)
 
     def _finish(
         self,
@@ -330,6 +335,17 @@ class EngineCore:
         error: str | None = None,
     ) -> RequestOutput:
         self._scheduler.finish(request)
+        return self._end_live(request, reason, sampled, stop_reason=stop_reason, error=error)
+
+    def _end_live(
+        self,
+        request: Request,
+        reason: FinishReason,
+        sampled: SampledToken | None = None,
+        *,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+    ) -> RequestOutput:
         del self._live[request.request_id]
         self._deadlines.remove(request.request_id)
         self._recorder.on_finish(request, reason, self._clock())

@@ -8,16 +8,23 @@ from perilune.config.engine import EngineConfig
 from perilune.errors import CapacityError, ConfigError
 
 DEFAULT_SHARE = 0.25
+# of the cache, for states that wait for a request with the same beginning; more than so many per seat are of little use
+KEPT_STATES_SHARE = 0.25
+KEPT_STATES_PER_SEAT = 4
 MIN_MODEL_LEN = 256
 
 
 @dataclass(frozen=True)
 class CachePlan:
-    """The cache of one engine. `max_model_len` is what one request can really hold."""
+    """The cache of one engine. `max_model_len` is what one request can really hold.
+
+    `num_slots` are those of running requests and `num_kept_states` more.
+    """
 
     num_blocks: int
     block_size: int
     num_slots: int
+    num_kept_states: int
     max_model_len: int
     block_bytes: int
     slot_bytes: int
@@ -45,16 +52,23 @@ def plan_cache(
             f"max_model_len is {config.max_model_len}; the model's context is {max_position_embeddings} tokens: "
             "lower max_model_len"
         )
-    block_size, num_slots = config.block_size, config.max_num_seqs
+    block_size, num_slots, num_kept = config.block_size, config.max_num_seqs, 0
     block_bytes = block_size * bytes_per_token(groups, model_dtype)
     slot_bytes = bytes_per_slot(groups, model_dtype)
     wanted_len = config.max_model_len or max_position_embeddings
     required_len = config.max_model_len or min(MIN_MODEL_LEN, max_position_embeddings)
     required_blocks = -(-required_len // block_size)
     num_blocks = config.num_blocks
+    budget = int(available_bytes * DEFAULT_SHARE) if config.cache_bytes is None else config.cache_bytes
+    if config.prefix_cache and slot_bytes:
+        if config.state_cache_bytes is None:
+            spare = max(0, budget - num_slots * slot_bytes - (num_blocks or required_blocks) * block_bytes)
+            num_kept = min(int(spare * KEPT_STATES_SHARE) // slot_bytes, KEPT_STATES_PER_SEAT * num_slots)
+            budget -= num_kept * slot_bytes
+        else:
+            num_kept = config.state_cache_bytes // slot_bytes
     if num_blocks is None:
-        most_useful = num_slots * -(-wanted_len // block_size)
-        budget = int(available_bytes * DEFAULT_SHARE) if config.cache_bytes is None else config.cache_bytes
+        most_useful = config.max_num_seqs * -(-wanted_len // block_size)
         room = max(0, budget - num_slots * slot_bytes)
         num_blocks = min(most_useful, room // block_bytes) if block_bytes else most_useful
         if num_blocks < required_blocks:
@@ -67,7 +81,8 @@ def plan_cache(
     plan = CachePlan(
         num_blocks=num_blocks,
         block_size=block_size,
-        num_slots=num_slots,
+        num_slots=num_slots + num_kept,
+        num_kept_states=num_kept,
         max_model_len=min(wanted_len, num_blocks * block_size),
         block_bytes=block_bytes,
         slot_bytes=slot_bytes,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 
+from perilune.cache.chain import ContentSpan, PrefixChain
 from perilune.errors import RequestError
 from perilune.grammar.matcher import GrammarState
 from perilune.grammar.spec import Grammar
@@ -41,8 +42,10 @@ class GenerateRequest:
 
     `start_channel` is the channel that the first generated token belongs to, so that stop strings match response
     text only; `Channel.TEXT` is plain text without channels. `images` lie in the prompt in their order. `grammar` is
-    what the generated tokens must obey. A request of lower `priority` goes first. `timeout_s` seconds after
-    its arrival a request ends, wherever it stands. Log lines about it carry `log_id`.
+    what the generated tokens must obey. A request of lower `priority` goes first. `timeout_s` seconds after its
+    arrival a request ends, wherever it stands. Log lines about it carry `log_id`. Prefixes are shared only among
+    requests of equal `cache_salt`. `branch_points` are numbers of prompt tokens behind which other requests are likely
+    to go on differently.
     """
 
     request_id: str
@@ -54,6 +57,8 @@ class GenerateRequest:
     priority: int = 0
     log_id: str | None = None
     timeout_s: float | None = None
+    cache_salt: str | None = None
+    branch_points: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,9 @@ class Request:
     output. `num_overtaken` counts the later requests that were admitted before this one.
     `token_ids` are prompt and output. `prompt_logprobs[i]` belongs to prompt token i, and grows as the prompt is
     computed. `seed` is the one asked for, or one drawn for this request. `grammar` has taken every token that was
-    generated, and stays as it is when the request is preempted. Times are readings of the engine's clock, in
-    seconds.
+    generated, and stays as it is when the request is preempted. `num_cached_tokens` were there when it was first
+    admitted. The state is to be copied at `seal_positions`, as far as they are ahead. Times are readings of the
+    engine's clock, in seconds.
     """
 
     message: GenerateRequest
@@ -105,8 +111,10 @@ class Request:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     num_overtaken: int = 0
+    seal_positions: tuple[int, ...] = ()
     first_scheduled_s: float | None = None
     last_token_s: float | None = None
+    _chain: PrefixChain | None = None
 
     def __post_init__(self) -> None:
         self.token_ids.extend(self.message.prompt_token_ids)
@@ -118,6 +126,13 @@ class Request:
     @property
     def params(self) -> SamplingParams:
         return self.message.params
+
+    def prefix_chain(self, block_size: int) -> PrefixChain:
+        """The names of this request's beginnings, in blocks of `block_size` tokens."""
+        if self._chain is None:
+            spans = [ContentSpan(image.start, image.end, image.digest) for image in self.message.images]
+            self._chain = PrefixChain(self.token_ids, block_size, self.message.cache_salt, spans)
+        return self._chain
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -8,7 +8,8 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 
 from perilune.cache.manager import CacheManager
-from perilune.engine.batch import ScheduledBatch, ScheduledSequence
+from perilune.cache.moves import Move
+from perilune.engine.batch import ScheduledBatch, ScheduledSequence, Seal
 from perilune.engine.policy.shares import Claim, share
 from perilune.engine.request import ImageInput, Request, RequestStatus
 
@@ -30,7 +31,11 @@ class Scheduler:
     only decodes need more later. When blocks run out, the last request gives up its room, keeps its tokens and waits to
     compute them again; the first request therefore always gets on. Prompts share a step as `share` says.
 
-    A prompt is computed up to its first picture that `is_embedded` denies, and waits there while others go on.
+    Prompts are cut at multiples of `prompt_grain` tokens, where a model computes the same bits cut or whole, unless the
+    budget is too small for that. A prompt is computed up to its first picture that `is_embedded` denies, and waits
+    there while others go on.
+    What a request leaves behind is kept for others, and for itself after a preemption, if `is_sound` says that the
+    state in its slot may be.
     """
 
     def __init__(
@@ -39,13 +44,18 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        prompt_grain: int = 1,
         is_embedded: Callable[[ImageInput], bool] = lambda _: True,
+        is_sound: Callable[[int], bool] = lambda _: True,
     ):
         assert max_num_batched_tokens >= max_num_seqs, "a step must have room for a token of every request"
         self._cache = cache
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._prompt_grain = prompt_grain
         self._is_embedded = is_embedded
+        self._is_sound = is_sound
+        self._moves: list[Move] = []
         self._waiting: list[Request] = []
         self._running: list[Request] = []
 
@@ -77,10 +87,25 @@ class Scheduler:
         """Forget a request, wherever it stands, and free what it holds."""
         if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
-            self._cache.release(request.request_id)
+            self._release(request)
         else:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
+
+    def fail(self, request: Request) -> list[int]:
+        """Forget a running request whose cached rows and state cannot be trusted, and what is kept of its tokens.
+
+        Returns the blocks that must be erased before they are used again.
+        """
+        self._running.remove(request)
+        request.status = RequestStatus.FINISHED
+        return self._cache.discard(request.request_id)
+
+    def _release(self, request: Request) -> None:
+        """Free what a request holds, and keep its state if it is sound."""
+        request_id, position = request.request_id, request.num_computed_tokens
+        is_kept = self._cache.wants_state(request_id, position) and self._is_sound(self._cache.state_slot(request_id))
+        self._cache.release(request_id, keep_state=position if is_kept else 0)
 
     def schedule(self, prompt_limit: Callable[[int], int] | None = None) -> ScheduledBatch:
         """Plan one step; empty only when there is no request, or when all wait for pictures.
@@ -95,11 +120,13 @@ class Scheduler:
         prompts = [request for request in self._running if request.num_pending_tokens > 1]
         if num_preempted == 0:
             self._admit(prompts, budget)
-        counts = share(budget, [self._claim(request) for request in prompts])
+        counts = share(budget, [self._claim(request) for request in prompts], self._prompt_grain)
         planned += [(request, count) for request, count in zip(prompts, counts, strict=True) if count > 0]
         assert planned or self.awaited_images or not (self._waiting or self._running), "nothing can run"
         planned.sort(key=lambda item: (item[1] > 1, _order(item[0])))
-        return ScheduledBatch(tuple(self._sequence(request, count) for request, count in planned), num_preempted)
+        sequences = tuple(self._sequence(request, count) for request, count in planned)
+        moves, self._moves = tuple(self._moves), []
+        return ScheduledBatch(sequences, num_preempted, moves)
 
     def _plan_decodes(self, planned: list[tuple[Request, int]]) -> int:
         """Plan one token for each request that has one pending, oldest first; returns how many were preempted."""
@@ -114,12 +141,21 @@ class Scheduler:
         return num_preempted
 
     def _claim(self, request: Request) -> Claim:
-        """What a prompt could compute: all, or what comes before the first picture that is not embedded."""
-        ready, first = request.num_pending_tokens, request.num_computed_tokens
+        """What a prompt could compute: all, or what comes before the first picture that is not embedded.
+
+        Where one that is embedded comes before that, it is not waited for the next: both may find no room at once.
+        """
+        ready, first, shows = request.num_pending_tokens, request.num_computed_tokens, False
         for image in request.message.images:
-            if first < image.end and image.start < first + ready and not self._is_embedded(image):
-                ready = max(0, image.start - first)
-        return Claim(request.message.priority, request.num_pending_tokens, ready)
+            if image.end <= first:
+                continue
+            if not self._is_embedded(image):
+                before = max(0, image.start - first)
+                aligned = max(0, image.start // self._prompt_grain * self._prompt_grain - first)
+                ready = min(ready, aligned or (before if shows else 0))
+                break
+            shows = True
+        return Claim(request.message.priority, request.num_pending_tokens, ready, first)
 
     def _admit(self, prompts: list[Request], budget: int) -> None:
         """Admit waiting requests in order, and into `prompts`, while slots, blocks and budget last.
@@ -145,15 +181,28 @@ class Scheduler:
         """Whether a waiting request would compute something beside `prompts`, or would wait for its picture only."""
         together = sorted((*prompts, request), key=_order)
         claims, index = [self._claim(prompt) for prompt in together], together.index(request)
-        return share(budget, claims)[index] > 0 or claims[index].num_ready == 0
+        return share(budget, claims, self._prompt_grain)[index] > 0 or claims[index].num_ready == 0
 
     def _enter(self, request: Request) -> bool:
         """Let a waiting request run if the cache has room for it.
 
         A block per running request stays free, so that a newcomer is not preempted at the next block boundary.
         """
-        if not self._cache.admit(request.request_id, request.num_tokens, num_spare_blocks=len(self._running)):
+        admission = self._cache.admit(
+            request.request_id,
+            request.prefix_chain(self._cache.block_size),
+            num_spare_blocks=len(self._running),
+            # the logits of a prompt's tokens are there only where they are computed
+            takes_up=request.params.prompt_logprobs is None,
+            hints=request.message.branch_points,
+        )
+        if admission is None:
             return False
+        self._moves += admission.moves
+        request.num_computed_tokens += admission.num_cached_tokens
+        request.seal_positions = admission.seal_positions
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = admission.num_cached_tokens
         self._waiting.remove(request)
         request.status = RequestStatus.RUNNING
         insort(self._running, request, key=_order)
@@ -161,7 +210,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
-        self._cache.release(request.request_id)
+        self._release(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         insort(self._waiting, request, key=_order)
@@ -176,7 +225,13 @@ class Scheduler:
             state_slot=self._cache.state_slot(request.request_id),
             needs_token=count == request.num_pending_tokens,
             logprob_targets=_logprob_targets(request, start + count),
+            seals=self._seals(request, start, start + count),
         )
+
+    def _seals(self, request: Request, start: int, end: int) -> tuple[Seal, ...]:
+        """Where a step from `start` to `end` copies the state of a request."""
+        positions = (position for position in request.seal_positions if start < position <= end)
+        return tuple(Seal(position, self._cache.begin_seal(request.request_id, position)) for position in positions)
 
 
 def _may_pass(request: Request, held_back: Sequence[Request]) -> bool:

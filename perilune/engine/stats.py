@@ -58,11 +58,16 @@ class EngineStats:
     blocks_used: int = 0
     slots_total: int = 0
     slots_used: int = 0
+    blocks_kept: int = 0
+    slots_kept: int = 0
+    prefix_tokens_asked_total: int = 0
+    prefix_tokens_hit_total: int = 0
+    blocks_evicted_total: int = 0
+    states_evicted_total: int = 0
     num_preemptions_total: int = 0
     num_rejected_total: int = 0
     num_steps_total: int = 0
     num_restarts_total: int = 0
-    resident_bytes: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     finished_total: Mapping[FinishReason, int] = field(default_factory=lambda: dict.fromkeys(FinishReason, 0))
@@ -124,6 +129,12 @@ class StatsRecorder:
             blocks_used=usage.blocks_used,
             slots_total=usage.slots_total,
             slots_used=usage.slots_used,
+            blocks_kept=usage.blocks_kept,
+            slots_kept=usage.slots_kept,
+            prefix_tokens_asked_total=usage.tokens_asked,
+            prefix_tokens_hit_total=usage.tokens_hit,
+            blocks_evicted_total=usage.blocks_evicted,
+            states_evicted_total=usage.states_evicted,
             num_preemptions_total=self._num_preemptions,
             num_steps_total=self._num_steps,
             prompt_tokens_total=self._num_prompt_tokens,

@@ -8,6 +8,7 @@ read and stay as they are, and what a commit of the first tokens needs goes into
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,12 +38,33 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Seals:
+    """What is copied when the next `num_sequences` sequences of a pass have written their states.
+
+    copies [C, 2] int64: the slot to copy from, and that to copy to.
+    """
+
+    num_sequences: int
+    copies: Tensor
+
+
+class Round(NamedTuple):
+    """A run of sequences that take up their states at once, and the copies [C, 2] of states made behind them."""
+
+    part: Part
+    copies: Tensor | None
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """Inputs of one forward pass. Index tensors are int64.
 
     `cache` maps a group's name to its storage, [layers, blocks, block_size, ...] for paged groups and
     [layers, slots, ...] for states; the pass writes into it. None (training, and passes over whole sequences of equal
     length) keeps nothing: every sequence is then one block of the pass's own rows.
+
+    Two sequences of a pass may be pieces of one and share a state: `seals` then divides the sequences into rounds, and
+    a later round goes on where the earlier ones have got to. Without seals all are one round.
     """
 
     token_ids: Tensor  # [T]
@@ -58,6 +80,7 @@ class ForwardBatch:
     image_embeddings: Tensor | None = None  # [I, D] in the compute dtype
     num_verifies: int = 0
     records: Mapping[str, Tensor] | None = None  # by group of `record_groups`: [layers, rows, ...]
+    seals: tuple[Seals, ...] = ()
 
     @staticmethod
     def whole(token_ids: Tensor, logits_rows: Tensor | None = None) -> "ForwardBatch":
@@ -98,9 +121,16 @@ class ForwardBatch:
         return self.seq_lens.shape[0] - self.num_verifies
 
     @cached_property
-    def plain(self) -> Part | None:
-        """The sequences whose states the pass moves on; None where there are none."""
-        return self._part(False, 0, self.num_plain) if self.num_plain else None
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds in which the sequences whose states the pass moves on take them up."""
+        if not self.seals:
+            return (Round(self._part(False, 0, self.num_plain), None),) if self.num_plain else ()
+        rounds, first = [], 0
+        for seals in self.seals:
+            last = first + seals.num_sequences
+            rounds.append(Round(self._part(False, first, last), seals.copies))
+            first = last
+        return tuple(rounds)
 
     @cached_property
     def verified(self) -> Part | None:
@@ -123,7 +153,7 @@ class ForwardBatch:
         """Look now at what passes ask about the contents of the inputs."""
         assert self.parts
         assert self.longest
-        assert self.plain or self.verified
+        assert self.rounds or self.verified
 
     def write_rows(self, group: str, layer: int, rows: Tensor, num_scaled: int) -> Tensor:
         """Puts rows [T, W] of this pass into a paged group; returns the layer's pool [blocks, block_size, ...].
@@ -138,6 +168,12 @@ class ForwardBatch:
         else:
             ops.store_rows(pool, self.slot_mapping, rows)
         return pool
+
+    def seal_states(self, group: str, layer: int, copies: Tensor | None) -> None:
+        """Make a round's copies of states in one layer of a state group."""
+        if self.cache is not None and copies is not None and len(copies):
+            states = self.cache[group][layer]
+            states[copies[:, 1]] = states[copies[:, 0]]
 
     def state(self, group: str, layer: int) -> Tensor | None:
         """The layer's states [slots, ...] of a state group, updated in place by ops; None without a cache."""

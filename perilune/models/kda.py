@@ -3,7 +3,7 @@
 T tokens, D hidden size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -79,13 +79,14 @@ class KimiDeltaAttention(nn.Module):
         """x [T, D], normed -> [T, D]; reads and writes this layer's states in `batch.cache`."""
         q, k, v, f_a, beta, gate = self.projections(x)
         given, pieces = (q, k, v, self.f_b_proj(f_a), beta, gate), []
-        for part in (batch.plain, batch.verified):
-            if part is None:
-                continue
-            records = (self._records(batch),) if part is batch.verified else ()
-            mix = ops.kda_verify if records else ops.kda_mix
-            own = given if part.tokens.stop - part.tokens.start == x.shape[0] else [y[part.tokens] for y in given]
-            pieces.append(mix(*own, *self._weights(), *self._place(batch, part), *records))
+        for part, copies in batch.rounds:
+            own = _rows_of(part, given)
+            pieces.append(ops.kda_mix(*own, *self._weights(), *self._place(batch, part)))
+            for group in (STATE_GROUP, CONV_GROUP):
+                batch.seal_states(group, self.index, copies)
+        if batch.verified is not None:
+            own, place = _rows_of(batch.verified, given), self._place(batch, batch.verified)
+            pieces.append(ops.kda_verify(*own, *self._weights(), *place, self._records(batch)))
         y: Tensor = self.o_proj(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
         return y
 
@@ -108,3 +109,7 @@ class KimiDeltaAttention(nn.Module):
 
     def _records(self, batch: ForwardBatch) -> KdaRecords:
         return KdaRecords(*(batch.record(name, self.index) for name in RECORD_GROUPS))
+
+
+def _rows_of(part: Part, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor[part.tokens] for tensor in tensors]

@@ -15,6 +15,7 @@ from perilune.models.inputs import ForwardBatch
 from perilune.models.layers import Embedding, Linear, RMSNorm, Weight
 from perilune.models.moe import Experts, Router, StreamedExperts, TrainableExperts
 from perilune.models.vision import VisionModel
+from perilune.ops.kda.reference import CHUNK_ROWS
 from perilune.ops.linear import ChannelScaled, LinearWeight, multiplies_bfloat16_with
 from perilune.ops.moe import DenseExpert, ExpertStream, PackedExpert
 
@@ -93,6 +94,11 @@ class KimiModel(nn.Module):
         """-> logits [R, vocab] of `batch.logits_rows` in the compute dtype; `tap` sees the stream after every layer."""
         logits: Tensor = self.lm_head(self.model(batch, tap))
         return logits
+
+    @property
+    def grain(self) -> int:
+        """A sequence cut at multiples of so many tokens, over several passes, computes the same bits as in one."""
+        return CHUNK_ROWS
 
     def way(self, longest: int) -> int:
         """Which way a pass takes whose longest sequence has `longest` rows: equal numbers mean the same ops."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from perilune.text.channels import Channel
 from perilune.text.images.picture import ImageInput
@@ -34,6 +35,7 @@ from perilune.text.prompt.tools import (
     tool_choice_message,
     tool_declaration,
 )
+from perilune.text.special import END_OF_MSG
 from perilune.text.tokenizer import Tokenizer
 
 
@@ -43,8 +45,9 @@ class EncodedPrompt:
 
     The last `num_stub_tokens` open the channel in which the answer starts; the released API does not count them.
     `tools` are those that the answer may call: none if none are declared or if the request forbids calls. `choice` and
-    `form` are what the prompt says of calls and of the form of the answer. `segments` are what was encoded, and
-    `pictures` lie where they stand in it.
+    `form` are what the prompt says of calls and of the form of the answer. Other prompts are likely to go on
+    differently behind the tokens that `branch_points` count: tools and instructions, and the whole history. `segments`
+    are what was encoded, and `pictures` lie where they stand in it.
     """
 
     token_ids: tuple[int, ...]
@@ -53,6 +56,7 @@ class EncodedPrompt:
     tools: tuple[Tool, ...] = ()
     choice: ToolChoice = field(default_factory=ToolChoice)
     form: OutputFormat = field(default_factory=OutputFormat)
+    branch_points: tuple[int, ...] = field(default=(), compare=False)
     segments: tuple[Segment, ...] = field(default=(), compare=False, repr=False)
     pictures: tuple[PlacedPicture, ...] = ()
 
@@ -93,8 +97,10 @@ def encode_chat(
     body = _Collected(room)
     body.add(tool_declaration(declared, "tools") if declared else [], "tools")
     body.add(thinking_effort(effort) if thinking else [], "reasoning_effort")
+    num_leading, num_system = body.num_messages, sum(1 for _ in takewhile(_is_system, history))
     for index, message in with_pictures(history[:-1] if last.is_partial else history):
         body.add(message_segments(message, thinking, f"messages[{index}]"), f"messages[{index}]")
+    num_told = body.num_messages
     body.add(tool_choice_message(choice), "tool_choice")
     body.add(output_format_message(form), "response_format")
     if last.is_partial:
@@ -112,6 +118,7 @@ def encode_chat(
         tools=toolbox.callable_with(choice),
         choice=choice,
         form=form,
+        branch_points=_message_ends(body_ids, (num_leading + num_system, num_told), tokenizer),
         segments=(*body.segments, *stub.segments),
         pictures=tuple(place_pictures(body.segments, body_ids, tokenizer)),
     )
@@ -130,12 +137,24 @@ class _Collected:
                 self._room.take(segment.text, field)
             self.segments.append(segment)
 
+    @property
+    def num_messages(self) -> int:
+        """How many messages have ended."""
+        return sum(segment.is_markup and segment.text == END_OF_MSG for segment in self.segments)
+
     def encode(self, tokenizer: Tokenizer) -> list[int]:
         if self._room is None:
             return encode_segments(self.segments, tokenizer)
         ids = encode_segments(self.segments, tokenizer, self._room.at_most)
         self._room.check(len(ids))
         return ids
+
+
+def _message_ends(token_ids: Sequence[int], counts: Iterable[int], tokenizer: Tokenizer) -> tuple[int, ...]:
+    """How many tokens so many messages take, for each count but 0; nothing else can yield the token that ends one."""
+    end_id = tokenizer.special_ids[END_OF_MSG]
+    ends = [index + 1 for index, token_id in enumerate(token_ids) if token_id == end_id]
+    return tuple(ends[count - 1] for count in counts if count > 0)
 
 
 def message_segments(message: ChatMessage, thinking: bool, field: str = "message") -> Iterator[Segment]:
@@ -163,6 +182,10 @@ def partial_segments(message: ChatMessage, thinking: bool) -> tuple[list[Segment
     if reasoning:
         segments += element("think", reasoning)
     return [*segments, *open_tag("response"), content(message.content)], Channel.CONTENT
+
+
+def _is_system(message: ChatMessage) -> bool:
+    return message.role == "system"
 
 
 def _content(message: ChatMessage) -> list[Segment]:

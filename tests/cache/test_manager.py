@@ -3,21 +3,26 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from perilune.cache.chain import PrefixChain
 from perilune.cache.manager import CacheManager, CacheUsage
 
 BLOCK_SIZE = 4
 
 
+def chain(num_tokens):
+    return PrefixChain(range(num_tokens), BLOCK_SIZE)
+
+
 def test_a_request_gets_blocks_for_its_tokens_and_one_slot():
     manager = CacheManager(num_blocks=10, block_size=BLOCK_SIZE, num_slots=2)
-    assert manager.admit("a", 5)
+    assert manager.admit("a", chain(5))
     assert len(manager.block_table("a")) == 2
     assert manager.usage == CacheUsage(blocks_total=10, blocks_used=2, slots_total=2, slots_used=1)
 
 
 def test_extending_keeps_the_blocks_and_adds_only_what_is_missing():
     manager = CacheManager(num_blocks=10, block_size=BLOCK_SIZE, num_slots=1)
-    manager.admit("a", 5)
+    manager.admit("a", chain(5))
     before = manager.block_table("a")
     assert manager.extend("a", 8)
     assert manager.block_table("a") == before
@@ -28,36 +33,36 @@ def test_extending_keeps_the_blocks_and_adds_only_what_is_missing():
 
 def test_a_refusal_changes_nothing():
     manager = CacheManager(num_blocks=3, block_size=BLOCK_SIZE, num_slots=2)
-    assert manager.admit("a", 8)
+    assert manager.admit("a", chain(8))
     before = manager.usage
-    assert not manager.admit("b", 5)
-    assert not manager.admit("b", 4, num_spare_blocks=1)
+    assert not manager.admit("b", chain(5))
+    assert not manager.admit("b", chain(4), num_spare_blocks=1)
     assert not manager.extend("a", 13)
     assert manager.usage == before
-    assert manager.admit("b", 4)
+    assert manager.admit("b", chain(4))
     assert not manager.extend("a", 9)
 
 
 def test_without_a_free_slot_nothing_is_admitted():
     manager = CacheManager(num_blocks=9, block_size=BLOCK_SIZE, num_slots=1)
-    manager.admit("a", 1)
-    assert not manager.admit("b", 1)
+    manager.admit("a", chain(1))
+    assert not manager.admit("b", chain(1))
     manager.release("a")
-    assert manager.admit("b", 1)
+    assert manager.admit("b", chain(1))
 
 
 def test_what_can_ever_fit_is_what_an_empty_cache_admits():
     manager = CacheManager(num_blocks=3, block_size=BLOCK_SIZE, num_slots=1)
     assert manager.can_ever_fit(12)
     assert not manager.can_ever_fit(13)
-    assert manager.admit("a", 12)
+    assert manager.admit("a", chain(12))
 
 
 def test_a_lost_block_is_caught():
     manager = CacheManager(num_blocks=3, block_size=BLOCK_SIZE, num_slots=1)
-    manager.admit("a", 5)
+    manager.admit("a", chain(5))
     manager._holdings["a"].block_ids.pop()
-    with pytest.raises(AssertionError, match="in use"):
+    with pytest.raises(AssertionError, match="holders"):
         manager.check_integrity()
 
 
@@ -82,7 +87,7 @@ class ManagerWalk(RuleBasedStateMachine):
         self.num_admitted += 1
         fits = len(self.tokens) < 4 and self.blocks_of(num_tokens) + num_spare <= self.num_free
         request_id = f"r{self.num_admitted}"
-        assert self.manager.admit(request_id, num_tokens, num_spare_blocks=num_spare) == fits
+        assert (self.manager.admit(request_id, chain(num_tokens), num_spare_blocks=num_spare) is not None) == fits
         if fits:
             self.tokens[request_id] = num_tokens
 

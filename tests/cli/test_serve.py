@@ -96,9 +96,7 @@ def test_a_server_outlives_the_crash_of_its_engine(start):
         served.client.chat.completions.create(**fields)
     wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200)
     assert served.client.chat.completions.create(**fields, max_tokens=12).choices[0].message.content == expected
-    gauges = served.gauges()
-    assert gauges["perilune:engine_restarts_total"] == 1
-    assert gauges["perilune:engine_resident_memory_bytes"] > 2**24
+    assert served.gauges()["perilune:engine_restarts_total"] == 1
     pid = engine_pid(served)
     served.process.kill()
     wait_until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in Path(f"/proc/{pid}/status").read_text())

@@ -3,15 +3,16 @@
 A wrong block, slot, position or a stale value gives other tokens than `expected_tokens`, which needs no cache.
 """
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
 from perilune.cache.manager import CacheManager
+from perilune.cache.sealing import SealPolicy
 from perilune.cache.spec import CacheGroupSpec
 from perilune.cache.storage import CacheStorage
 from perilune.engine.core import CoreLimits, EngineCore
-from perilune.engine.runner import ModelRunner
+from perilune.engine.steps.runner import ModelRunner
 
 VOCAB = 61
 EOS = 60
@@ -76,8 +77,10 @@ class CountingModel:
         values = torch.where(batch.token_ids == NAN_TOKEN, torch.nan, batch.token_ids.float())
         rows.view(-1, 2)[batch.slot_mapping] = torch.stack([values, torch.cat(positions).float()], dim=1)
         logits = []
+        copies = seal_copies(batch)
         for index, (first, last) in enumerate(bounds):
             logits += self._sequence(batch, index, values[first:last], rows)
+            batch.seal_states("states", 0, copies.get(index))
         return torch.stack(logits)[batch.logits_rows]
 
     def _sequence(self, batch, index, values, rows):
@@ -97,6 +100,12 @@ class CountingModel:
         return logits
 
 
+def seal_copies(batch):
+    """What is copied behind each sequence that ends a round."""
+    ends = accumulate(seals.num_sequences for seals in batch.seals)
+    return {end - 1: seals.copies for end, seals in zip(ends, batch.seals, strict=True)}
+
+
 def make_core(
     *,
     tokenizer=None,
@@ -105,23 +114,33 @@ def make_core(
     max_num_seqs=8,
     budget=32,
     max_model_len=200,
+    num_kept=8,
+    keeps=True,
     max_itl_s=None,
     has_priorities=False,
     max_waiting=None,
     **options,
 ):
-    """A core over a CountingModel, which is its attribute `model`; `options` go to EngineCore."""
+    """A core over a CountingModel, which is its attribute `model`; `options` go to EngineCore.
+
+    Prefixes are kept unless told not to, with `num_kept` slots besides those of running requests.
+    """
     model = CountingModel()
     storage = CacheStorage(
         model.cache_groups(),
         num_blocks=num_blocks,
         block_size=block_size,
-        num_slots=max_num_seqs,
+        num_slots=max_num_seqs + num_kept,
         dtype="float32",
     )
     core = EngineCore(
         ModelRunner(model, storage, block_size=block_size),
-        CacheManager(num_blocks=num_blocks, block_size=block_size, num_slots=max_num_seqs),
+        CacheManager(
+            num_blocks=num_blocks,
+            block_size=block_size,
+            num_slots=max_num_seqs + num_kept,
+            policy=SealPolicy(interval=16) if keeps else None,
+        ),
         CoreLimits(
             max_num_seqs,
             budget,

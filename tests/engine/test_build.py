@@ -72,7 +72,7 @@ def test_neither_batch_nor_chunks_change_what_a_request_gets(model, alone, confi
 
 
 def test_preempted_equals_undisturbed(model, alone):
-    config = settings(num_blocks=14, block_size=4, max_model_len=56, max_num_batched_tokens=24)
+    config = settings(num_blocks=14, block_size=4, max_model_len=56, max_num_batched_tokens=64)
     found, stats = generated(model, workload(model.config.vocab_size), config)
     assert stats.num_preemptions_total > 0
     assert found == alone

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from perilune.cache.chain import PrefixChain
 from perilune.engine.client import InProcessClient, ModelInfo
 from perilune.engine.request import FinishReason, GenerateRequest
 from perilune.errors import CapacityError, RequestError
@@ -270,7 +271,7 @@ def test_the_death_of_the_engine_reaches_every_stream_and_the_health(engine):
 
 def test_a_leak_is_noticed_when_the_engine_goes_idle(engine):
     client, core = engine
-    core._cache.admit("nobody", 1)
+    core._cache.admit("nobody", PrefixChain([1], core._cache.block_size))
     asyncio.run(collect(client, message("r", [1], max_tokens=2)))
     client._engine._thread.join(SOON_S)
     assert "held by no request" in client.check_health()

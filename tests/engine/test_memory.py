@@ -14,7 +14,7 @@ CONTEXT = 1000
 
 def plan(*, groups=(ROWS, STATES), available_bytes=10**9, **settings):
     return plan_cache(
-        EngineConfig(**settings),
+        EngineConfig(**{"prefix_cache": False, **settings}),
         groups,
         model_dtype="float32",
         max_position_embeddings=CONTEXT,
@@ -95,3 +95,22 @@ def test_no_remedy_is_offered_that_does_not_help():
 def test_a_context_longer_than_the_models_is_refused():
     with pytest.raises(ConfigError, match="max_model_len is 1001; the model's context is 1000"):
         plan(max_model_len=1001)
+
+
+def test_kept_states_take_a_share_of_the_cache_up_to_some_per_seat():
+    found = plan(prefix_cache=True)
+    assert (found.num_kept_states, found.num_slots) == (64, 80)
+    small = plan(prefix_cache=True, cache_bytes=16 * 400 + 16 * 1024 + 16_000)
+    assert small.num_kept_states == 10
+    assert small.total_bytes <= 16 * 400 + 16 * 1024 + 16_000 < small.total_bytes + small.block_bytes
+
+
+def test_room_for_kept_states_can_be_given_besides_the_cache():
+    plain, found = (plan(cache_bytes=400_000), plan(prefix_cache=True, cache_bytes=400_000, state_cache_bytes=4_100))
+    assert found.num_blocks == plain.num_blocks
+    assert found.num_kept_states == 10
+    assert found.total_bytes == plain.total_bytes + 4_000
+
+
+def test_no_state_is_kept_where_there_is_none():
+    assert plan(prefix_cache=True, groups=(ROWS,)).num_kept_states == 0

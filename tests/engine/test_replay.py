@@ -7,8 +7,8 @@ import torch
 
 from perilune.config.engine import EngineConfig
 from perilune.engine.build import assemble_engine, load_model
-from perilune.engine.replay import ReplayedSteps, _Step
 from perilune.engine.request import FinishReason, GenerateRequest
+from perilune.engine.steps.replay import ReplayedSteps, _Step
 from perilune.ops import _native
 from perilune.ops.registry import apply_overrides
 from perilune.sampling.params import SamplingParams
@@ -125,7 +125,7 @@ def test_steps_with_an_op_outside_the_core_are_run_by_the_model(micro_checkpoint
 
 @needs_core
 def test_only_the_latest_recordings_are_kept(micro_checkpoint, replays, monkeypatch):
-    monkeypatch.setattr("perilune.engine.replay._KEPT", 2)
+    monkeypatch.setattr("perilune.engine.steps.replay._KEPT", 2)
     config = settings()
     replayed, direct = both_ways(load_model(micro_checkpoint, config), config, monkeypatch)
     assert_equal_to_the_bit(replayed, direct)

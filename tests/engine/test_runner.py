@@ -8,7 +8,7 @@ from tests.engine.counting_model import make_core
 
 
 def batches_of(requests, **options):
-    core, model = make_core(**options)
+    core, model = make_core(keeps=False, **options)
     for request in requests:
         core.add(request)
     while core.has_work:

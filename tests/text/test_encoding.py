@@ -177,3 +177,25 @@ def test_an_effort_the_model_does_not_know_is_refused(level: str) -> None:
     with pytest.raises(RequestError, match="allowed are low, high, max") as error:
         encode_chat([{"role": "user", "content": "hi"}], SMALL, effort=level)
     assert error.value.param == "reasoning_effort"
+
+
+def test_branch_points_are_where_conversations_with_the_same_instructions_part(kimi_tokenizer: Tokenizer) -> None:
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    told = [{"role": "system", "content": "Be brief."}, {"role": "system", "content": "Be kind."}]
+    first, second = (
+        encode_chat([*told, {"role": "user", "content": text}], kimi_tokenizer, tools=[tool]) for text in ("one", "two")
+    )
+    head, history = first.branch_points
+    assert head == second.branch_points[0]
+    assert first.token_ids[:head] == second.token_ids[:head]
+    assert first.token_ids[:history] != second.token_ids[:history]
+    more = [{"role": "assistant", "content": "So."}, {"role": "user", "content": "More."}]
+    asked = {"role": "user", "content": "one"}
+    later = encode_chat([*told, asked, *more], kimi_tokenizer, tools=[tool], response_format={"type": "json_object"})
+    assert later.token_ids[:history] == first.token_ids[:history]
+
+
+def test_a_prompt_without_instructions_branches_behind_its_history_alone(kimi_tokenizer: Tokenizer) -> None:
+    prompt = encode_chat([{"role": "user", "content": "one"}], kimi_tokenizer, thinking=False)
+    assert len(prompt.branch_points) == 1
+    assert prompt.branch_points[0] < len(prompt.token_ids)

@@ -32,7 +32,6 @@ from perilune.engine.policy.gate import Gate
 from perilune.engine.request import GenerateRequest, RequestOutput
 from perilune.engine.stats import EngineStats
 from perilune.errors import PeriluneError
-from perilune.platform import resident_bytes
 
 _LOG = logging.getLogger(__name__)
 # an engine that dies again so soon after it was restarted stays down
@@ -113,12 +112,8 @@ class ProcessClient:
         return self._failure or self._complaint
 
     def stats(self) -> EngineStats:
-        return replace(
-            self._stats,
-            num_restarts_total=self._num_restarts,
-            num_rejected_total=self._streams.num_rejected,
-            resident_bytes=resident_bytes(self._child.pid),
-        )
+        num_rejected = self._streams.num_rejected
+        return replace(self._stats, num_restarts_total=self._num_restarts, num_rejected_total=num_rejected)
 
     async def inspect(self) -> dict[str, Any]:
         self._refuse_unless_running()

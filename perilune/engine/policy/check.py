@@ -12,7 +12,8 @@ class CoreLimits:
     """What the core holds steps and requests to; `max_model_len` bounds prompt plus output.
 
     `media` says how pictures are prepared; None for a model that sees none. Steps with decodes are kept below
-    `max_itl_s` seconds by giving them fewer prompt tokens. Without `has_priorities` all requests have the same. Whoever
+    `max_itl_s` seconds by giving them fewer prompt tokens, and prompts are cut at multiples of `prompt_grain` tokens.
+    Without `has_priorities` all requests have the same. Whoever
     feeds the core lets at most `max_waiting` requests wait; None for any number.
     """
 
@@ -22,6 +23,7 @@ class CoreLimits:
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     media: MediaConfig | None = None
+    prompt_grain: int = 1
     max_itl_s: float | None = None
     has_priorities: bool = False
     max_waiting: int | None = None

@@ -104,6 +104,8 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
             grammar=grammar,
             priority=request.priority or 0,
             timeout_s=timeout_s,
+            cache_salt=request.cache_salt,
+            branch_points=prompt.branch_points,
         )
         for index in range(n)
     )

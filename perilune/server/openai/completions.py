@@ -90,6 +90,7 @@ def plan_completion(
                     grammar=grammar,
                     priority=request.priority or 0,
                     timeout_s=timeout_s,
+                    cache_salt=request.cache_salt,
                 )
             )
     texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts]

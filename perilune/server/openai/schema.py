@@ -48,6 +48,8 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     timeout: float | None = None
+    # prefixes are shared only among requests of equal salts
+    cache_salt: str | None = None
     # no effect
     user: str | None = None
 

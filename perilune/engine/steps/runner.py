@@ -3,6 +3,7 @@
 T tokens of N sequences lie end to end; R of them have their logits computed.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -14,9 +15,10 @@ from perilune.cache.spec import CacheGroupSpec
 from perilune.cache.storage import CacheStorage
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.images.encoder import ImageEncoder
-from perilune.engine.replay import ReplayedSteps, fill_table_row
 from perilune.engine.request import Request
-from perilune.models.inputs import ForwardBatch
+from perilune.engine.steps.replay import ReplayedSteps, fill_table_row
+from perilune.engine.steps.rounds import Round, cut_at_seals
+from perilune.models.inputs import ForwardBatch, Seals
 from perilune.ops.threads import torch_stands_back
 from perilune.sampling.logprobs import SampledToken, SamplingFailure, TokenLogprob
 from perilune.sampling.sampler import Sampler, SamplingRow
@@ -56,32 +58,38 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step: writes the cache of its sequences and chooses tokens for those that need one."""
         self._model.take_faults()  # of a step that raised
+        self._storage.move(batch.moves)
+        if not batch.sequences:
+            return StepResult()
         self._storage.zero_slots([item.state_slot for item in batch.sequences if item.num_computed_tokens == 0])
         with torch_stands_back(), torch.inference_mode():
-            logits_RV = self._with_images(batch)
+            rounds = cut_at_seals(batch.sequences)
+            pieces = [piece for part in rounds for piece in part.pieces]
+            shown = None if self._images is None else self._images.rows(pieces)
+            logits_RV = None
+            if shown is None:  # no recording knows of pictures
+                logits_RV = self._replayed.run(batch, self._one_token_batch)
             if logits_RV is None:
-                logits_RV = self._replayed.run(batch, self._forward_batch)
-            if logits_RV is None:
-                logits_RV = self._model(self._forward_batch(batch, _widest(batch.sequences)))
-            result = self._result(batch.sequences, logits_RV)
-        return _without_failed(result, batch.sequences, self._model.take_faults())
+                inputs = self._forward_batch(pieces, batch.num_decodes, _widest(pieces))
+                if shown is not None:
+                    inputs = replace(inputs, image_rows=shown[0], image_embeddings=shown[1])
+                logits_RV = self._model(replace(inputs, seals=_seals(rounds)))
+            result = self._result(pieces, logits_RV)
+        return _without_failed(result, pieces, self._model.take_faults())
+
+    def is_sound(self, slot: int) -> bool:
+        """Whether the state in a slot may be kept for others."""
+        return self._storage.is_finite(slot)
 
     def erase_blocks(self, block_ids: Sequence[int]) -> None:
         """Clear blocks that may hold values which are not finite, before others get them."""
         self._storage.zero_blocks(block_ids)
 
-    def _with_images(self, batch: ScheduledBatch) -> Tensor | None:
-        """Logits of a step that touches a picture, which no recording knows; None for any other."""
-        found = None if self._images is None else self._images.rows(batch.sequences)
-        if found is None:
-            return None
-        inputs = self._forward_batch(batch, _widest(batch.sequences))
-        logits_RV: Tensor = self._model(replace(inputs, image_rows=found[0], image_embeddings=found[1]))
-        return logits_RV
+    def _one_token_batch(self, batch: ScheduledBatch, width: int) -> ForwardBatch:
+        return self._forward_batch(batch.sequences, batch.num_decodes, width)
 
-    def _forward_batch(self, batch: ScheduledBatch, width: int) -> ForwardBatch:
+    def _forward_batch(self, sequences: Sequence[ScheduledSequence], num_decodes: int, width: int) -> ForwardBatch:
         """The inputs of a step, with a block table of `width` columns."""
-        sequences = batch.sequences
         cu_seqlens = torch.tensor([0, *(sequence.num_scheduled_tokens for sequence in sequences)]).cumsum(0)
         block_table_NB = _block_table(sequences, width)
         pairs = list(zip(sequences, block_table_NB, strict=True))
@@ -93,7 +101,7 @@ class ModelRunner:
             block_table=block_table_NB,
             slot_mapping=torch.cat([_slot_mapping(sequence, blocks, self._block_size) for sequence, blocks in pairs]),
             state_slots=torch.tensor([sequence.state_slot for sequence in sequences]),
-            num_decodes=batch.num_decodes,
+            num_decodes=num_decodes,
             logits_rows=torch.tensor(
                 [start + row for sequence, start in starts for row in sequence.logits_rows], dtype=torch.int64
             ),
@@ -102,8 +110,12 @@ class ModelRunner:
 
     def _result(self, sequences: Sequence[ScheduledSequence], logits_RV: Tensor) -> StepResult:
         tokens: dict[str, SampledToken] = {}
-        failures: dict[str, str] = {}
-        prompt_logprobs: dict[str, Sequence[TokenLogprob]] = {}
+        failures = {
+            sequence.request.request_id: "a state is not finite: it holds NaN or infinite values"
+            for sequence in sequences
+            if not all(seal.slot is None or self._storage.is_finite(seal.slot) for seal in sequence.seals)
+        }
+        prompt_logprobs: defaultdict[str, list[TokenLogprob]] = defaultdict(list)
         last_rows: list[int] = []
         row = 0
         for sequence in sequences:
@@ -113,7 +125,7 @@ class ModelRunner:
                 if isinstance(found, SamplingFailure):
                     failures[sequence.request.request_id] = found.reason
                 else:
-                    prompt_logprobs[sequence.request.request_id] = found
+                    prompt_logprobs[sequence.request.request_id] += found
             row += len(sequence.logits_rows)
             if sequence.needs_token:
                 last_rows.append(row - 1)
@@ -155,6 +167,12 @@ class ModelRunner:
         assert num_top is not None
         targets = [request.token_ids[position] for position in sequence.logprob_targets]
         return self._sampler.prompt_logprobs(logits_TV, targets, num_top)
+
+
+def _seals(rounds: Sequence[Round]) -> tuple[Seals, ...]:
+    if len(rounds) == 1 and not rounds[0].copies:
+        return ()
+    return tuple(Seals(len(part.pieces), torch.tensor(part.copies, dtype=torch.int64).view(-1, 2)) for part in rounds)
 
 
 def _without_failed(

@@ -74,7 +74,7 @@ class ReplayedSteps:
         `build(plan, width)` makes the inputs with a block table of `width` columns.
         """
         sequences = plan.sequences
-        if not all(item.num_scheduled_tokens == 1 and item.logits_rows == [0] for item in sequences):
+        if not all(item.num_scheduled_tokens == 1 and item.logits_rows == [0] and not item.seals for item in sequences):
             return None
         longest = max(sequence.seq_len for sequence in sequences)
         width = max(_NARROWEST, 1 << (max(len(item.block_table) for item in sequences) - 1).bit_length())
