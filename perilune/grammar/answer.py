@@ -47,7 +47,8 @@ def choice_body(choices: Sequence[str], field: str) -> Body:
         raise RequestError(
             f"{field} has {len(choices)} texts; it must hold 1 to {MAX_CHOICES}, none of them empty", param=field
         )
-    return Body(field, f"start: {' | '.join(map(literal, choices))}")
+    # a terminal, since the parser itself follows no more than 2000 alternatives at once
+    return Body(field, f"start: CHOICE\nCHOICE: {' | '.join(map(literal, choices))}")
 
 
 def lark_body(grammar: str, field: str) -> Body:

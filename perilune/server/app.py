@@ -25,7 +25,7 @@ from perilune.server.openai.schema import (
     TokenizeRequest,
 )
 from perilune.server.openai.tokenize import describe, tokenize
-from perilune.server.openai.validate import check_model, check_token_ids, decode_body
+from perilune.server.openai.validate import check_length, check_model, check_token_ids, decode_body
 from perilune.server.operations.debug import debug_routes
 from perilune.server.operations.request_log import RequestLog
 from perilune.server.reading.body import Bodies, ReadingPools, json_response
@@ -120,6 +120,7 @@ def _tokenizer_routes(client: EngineClient, tokenizer: Tokenizer, settings: Serv
         def decode(body: bytes) -> dict[str, Any]:
             asked = decode_body(body, DetokenizeRequest)
             check_model(asked.model, client.model)
+            check_length(asked.tokens, client.model.max_model_len, "tokens")
             check_token_ids(asked.tokens, tokenizer.vocab_size, "tokens")
             return {"prompt": tokenizer.decode(asked.tokens)}
 

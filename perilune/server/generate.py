@@ -109,7 +109,7 @@ def openai_routes(
     @router.post("/v1/responses", openapi_extra=json_body(ResponsesRequest))
     async def responses(request: Request) -> Response:
         def read(body: bytes) -> tuple[ChatPlan, Echo, Places]:
-            chat, echo, places = read_responses(decode_body(body, ResponsesRequest))
+            chat, echo, places = read_responses(decode_body(body, ResponsesRequest), settings.max_messages)
             with places.translated():
                 return plan_chat(chat, client.model, tokenizer, settings), echo, places
 
@@ -138,7 +138,7 @@ def anthropic_routes(
 
     async def messages(request: Request) -> Response:
         def read(body: bytes) -> tuple[ChatPlan, Places]:
-            chat, places = read_messages(decode_body(body, MessagesRequest))
+            chat, places = read_messages(decode_body(body, MessagesRequest), settings.max_messages)
             with places.translated():
                 return plan_chat(chat, client.model, tokenizer, settings), places
 
@@ -157,7 +157,7 @@ def anthropic_routes(
 
     async def count_tokens(request: Request) -> Response:
         def count(body: bytes) -> int:
-            chat, places = read_messages(decode_body(body, CountTokensRequest))
+            chat, places = read_messages(decode_body(body, CountTokensRequest), settings.max_messages)
             with places.translated():
                 check_model(chat.model, client.model)
                 room = Room(client.model.max_model_len, tokenizer, counts_only=True)

@@ -7,7 +7,7 @@ from typing import Literal
 from perilune.errors import RequestError
 from perilune.text.images.picture import Picture
 from perilune.text.images.reader import ImageReader
-from perilune.text.prompt.calls import ToolCall, parse_tool_calls
+from perilune.text.prompt.calls import CallCount, ToolCall, parse_tool_calls
 from perilune.text.prompt.fields import (
     check_keys,
     read_flag,
@@ -73,7 +73,8 @@ def parse_messages(
     if not given:
         raise RequestError("messages is empty; give at least one message", param="messages")
     toolbox = toolbox or Toolbox()
-    parsed = tuple(_parse(message, f"messages[{index}]", toolbox, images) for index, message in enumerate(given))
+    count = CallCount()
+    parsed = tuple(_parse(message, f"messages[{index}]", toolbox, images, count) for index, message in enumerate(given))
     for index, message in enumerate(parsed[:-1]):
         if message.is_partial:
             field = f"messages[{index}].partial"
@@ -81,12 +82,12 @@ def parse_messages(
     return parsed
 
 
-def _parse(given: object, field: str, toolbox: Toolbox, images: ImageReader | None) -> ChatMessage:
+def _parse(given: object, field: str, toolbox: Toolbox, images: ImageReader | None, count: CallCount) -> ChatMessage:
     message = read_object(given, field)
     role = _parse_role(message.get("role"), f"{field}.role")
     check_keys(message, _KEYS[role], f"a message from {role}", field)
     if role == "assistant":
-        return _parse_assistant(message, field)
+        return _parse_assistant(message, field, count)
     if role == "tool":
         return _parse_tool_result(message, field, images)
     if message.get("tools") not in (None, []):
@@ -152,7 +153,7 @@ def _parse_role(role: object, field: str) -> Role:
     return _ROLES[role]
 
 
-def _parse_assistant(message: Mapping[str, object], field: str) -> ChatMessage:
+def _parse_assistant(message: Mapping[str, object], field: str, count: CallCount) -> ChatMessage:
     is_partial = read_flag(message.get("partial"), f"{field}.partial")
     calls = message.get("tool_calls")
     if calls and is_partial:
@@ -164,7 +165,7 @@ def _parse_assistant(message: Mapping[str, object], field: str) -> ChatMessage:
         name=_parse_name(message, "name", field),
         reasoning=_parse_reasoning(message, field),
         is_partial=is_partial,
-        tool_calls=() if calls is None else parse_tool_calls(calls, f"{field}.tool_calls"),
+        tool_calls=() if calls is None else parse_tool_calls(calls, f"{field}.tool_calls", count),
     )
 
 

@@ -84,6 +84,18 @@ def test_other_forms_hold_for_the_text_of_the_answer(follow, body, taken, not_ta
     assert follow(f"hm{THINK_END}{OPEN_RESPONSE}{not_taken}", body=body) is not None
 
 
+def test_thousands_of_texts_to_choose_from_can_be_followed(follow):
+    choices = [f"{number:04}" for number in range(8192)]
+    start = f"hm{THINK_END}{OPEN_RESPONSE}"
+    for text in ("0000", "4711", "8191"):
+        assert follow(start + text + END_RESPONSE + END, body=choice_body(choices, "c")) is None
+    assert follow(start + "8192", body=choice_body(choices, "c")) is not None
+    picked = tool("f", {"type": "object", "properties": {"k": {"enum": choices}}, "required": ["k"]})
+    for text, is_taken in (("4711", True), ("9000", False)):
+        answer = f"{THINK_END}{OPEN_TOOLS}{call('f', ('k', 'string', text))}{END_TOOLS}"
+        assert (follow(answer, tools=[picked], tool_choice="required") is None) is is_taken
+
+
 def test_required_demands_a_call_and_named_a_call_of_that_tool(follow):
     tools = [LAMP, tool("other", {"type": "object", "properties": {}})]
     for start in (f"hm{THINK_END}{OPEN_TOOLS}", f"hm{THINK_END}{OPEN_RESPONSE}I will.{END_RESPONSE}{OPEN_TOOLS}"):

@@ -227,11 +227,43 @@ def test_null_numbers_and_objects_where_text_belongs_are_refused(serve, path, ke
             assert name in post(serve(), path, with_field(path, name, value))
 
 
-def test_a_history_of_millions_of_arguments_is_refused_before_it_is_written(serve):
-    arguments = json.dumps({f"k{n}": 1 for n in range(300_000)})
-    call = {"id": "f_0", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    turns = [TURN, {"role": "assistant", "content": "", "tool_calls": [call]}, TURN]
-    for path in ("/v1/chat/completions", "/tokenize"):
-        message = post(serve(), path, with_field(path, "messages", turns))
-        assert "the context of 512 tokens" in message
-        assert "messages[1]" in message
+def called(*arguments):
+    calls = [
+        {"id": f"f_{number}", "type": "function", "function": {"name": "f", "arguments": given}}
+        for number, given in enumerate(arguments)
+    ]
+    return [TURN, {"role": "assistant", "content": "", "tool_calls": calls}, TURN]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("turns", "says"),
+    [
+        (called(json.dumps({f"k{n}": 1 for n in range(1000)})), "the context of 512 tokens is too small"),
+        (called(json.dumps({f"k{n}": 1 for n in range(70_000)})), "70000 arguments; at most 65536"),
+        (called(*["{}"] * 17_000), "17000 calls; at most 16384"),
+    ],
+)
+def test_a_history_of_too_many_calls_or_arguments_is_refused_before_it_is_written(serve, path, turns, says):
+    message = post(serve(), path, with_field(path, "messages", turns))
+    assert says in message
+    assert "messages[1]" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value", "says"),
+    [
+        ("/v1/chat/completions", "messages", [TURN] * 5000, "messages has 5000 entries; at most 4096"),
+        ("/v1/messages", "messages", [TURN] * 5000, "messages has 5000 entries; at most 4096"),
+        ("/v1/responses", "input", [TURN] * 40_000, "input has 40000 entries; at most 32768"),
+        ("/v1/responses", "tools", [{}] * 600, "tools has 600 entries; at most 512"),
+        ("/v1/messages", "tools", [{}] * 600, "tools has 600 entries; at most 512"),
+        ("/v1/chat/completions", "logit_bias", {f"x{n}": 1 for n in range(2000)}, "2000 entries; at most 1024"),
+        ("/v1/completions", "prompt", ["a"] * 500, "500 answers; at most 128"),
+        ("/v1/completions", "prompt", [-1] * 600, "the prompt has 600"),
+        ("/detokenize", "tokens", [-1] * 600, "tokens has 600 entries; at most 512"),
+    ],
+)
+def test_too_many_entries_are_refused_before_any_is_read(serve, path, name, value, says):
+    body = {**BODIES.get(path, {}), name: value}
+    assert says in post(serve(), path, json.dumps(body).encode())

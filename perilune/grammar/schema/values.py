@@ -138,7 +138,8 @@ def _listed(says: Schema) -> list[Value]:
     if not by_type:
         raise CannotSpell
     strings = by_type.pop("string", [])
-    found = [Value("string", " | ".join(literal(text) for text in strings))] if strings else []
+    # a terminal, since the parser itself follows no more than 2000 alternatives at once
+    found = [Value("string", " | ".join(map(literal, strings)), is_terminal=True)] if strings else []
     return found + [Value(name, json_rule({"enum": values})) for name, values in by_type.items()]
 
 

@@ -7,8 +7,9 @@ from perilune.errors import RequestError
 from perilune.server.anthropic.schema import UNSUPPORTED, Asked, MessagesRequest
 from perilune.server.dialect.places import Places
 from perilune.server.openai.schema import ChatRequest, Thinking
-from perilune.server.openai.validate import check_unsupported, check_word
+from perilune.server.openai.validate import check_length, check_unsupported, check_word
 from perilune.text.prompt.fields import check_keys, read_flag, read_list, read_name, read_object, read_text, shown
+from perilune.text.prompt.tools import MAX_TOOLS
 
 _NO_EFFECT = ("cache_control",)
 _TOOL_KEYS = (
@@ -25,8 +26,10 @@ _TOOL_KEYS = (
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def read_request(request: Asked) -> tuple[ChatRequest, Places]:
+def read_request(request: Asked, max_messages: int) -> tuple[ChatRequest, Places]:
     """The chat request that means the same, and where its fields came from."""
+    check_length(request.messages, max_messages, "messages")
+    check_length(request.tools or (), MAX_TOOLS, "tools")
     check_unsupported(request, UNSUPPORTED)
     if request.thread is not None:
         # by this code the official client's tool runner knows to send the whole conversation instead

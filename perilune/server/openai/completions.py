@@ -65,6 +65,8 @@ def plan_completion(
     if request.best_of not in (None, request.n or 1):
         raise RequestError("best_of is not supported except equal to n", param="best_of", code="unsupported")
     check_profile(request, PROFILES[settings.profile], is_thinking=True)
+    if isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int):
+        num_choices(request, len(request.prompt), settings.max_choices)
     prompts = completion_prompts(request)
     n = num_choices(request, len(prompts), settings.max_choices)
     max_tokens, is_echo_only = _max_tokens(request)
@@ -79,8 +81,7 @@ def plan_completion(
     grammar = grammar_of_completion(request)
     response_id = f"cmpl-{int(time.time()):08x}{secrets.token_hex(8)}"
     requests: list[GenerateRequest] = []
-    for token_ids in (_prompt_ids(prompt, tokenizer, model) for prompt in prompts):
-        check_context(len(token_ids), max_tokens, model, "prompt")
+    for token_ids in (_prompt_ids(prompt, max_tokens, tokenizer, model) for prompt in prompts):
         for index in range(len(requests), len(requests) + n):
             requests.append(
                 GenerateRequest(
@@ -213,14 +214,16 @@ def _answer(index: int, text: str, state: CompletionText, tokens: Sequence[Token
     }
 
 
-def _prompt_ids(prompt: str | list[int], tokenizer: Tokenizer, model: ModelInfo) -> tuple[int, ...]:
+def _prompt_ids(prompt: str | list[int], max_tokens: int, tokenizer: Tokenizer, model: ModelInfo) -> tuple[int, ...]:
     if isinstance(prompt, str):
         check_encodable(prompt, "prompt")
         room = Room(model.max_model_len, tokenizer)
         room.take(prompt, "prompt")
         token_ids = tokenizer.encode_markup(prompt, room.at_most)
         room.check(len(token_ids))
+        check_context(len(token_ids), max_tokens, model, "prompt")
         return tuple(token_ids)
+    check_context(len(prompt), max_tokens, model, "prompt")
     check_token_ids(prompt, model.vocab_size, "prompt")
     return tuple(prompt)
 

@@ -1,9 +1,9 @@
 """The prompt of a chat request, for the routes that answer it and those that only show it."""
 
 from perilune.config.media import MediaConfig
-from perilune.errors import RequestError
 from perilune.server.openai.schema import AsksForChat
 from perilune.server.openai.thinking import thinking_mode
+from perilune.server.openai.validate import check_length
 from perilune.server.settings import ServerSettings
 from perilune.text.encoding import EncodedPrompt, encode_chat
 from perilune.text.images.reader import ImageReader
@@ -24,11 +24,7 @@ def chat_prompt(
     `room` a prompt of any length is encoded.
     """
     thinking = thinking_mode(request)
-    if len(request.messages) > settings.max_messages:
-        raise RequestError(
-            f"messages holds {len(request.messages)} messages; at most {settings.max_messages} are allowed",
-            param="messages",
-        )
+    check_length(request.messages, settings.max_messages, "messages")
     return encode_chat(
         request.messages,
         tokenizer,

@@ -1,7 +1,7 @@
 """Every check of a request before the engine sees it, each failing with an error that names the field."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -9,7 +9,7 @@ import msgspec
 
 from perilune.engine.client import ModelInfo
 from perilune.errors import RequestError
-from perilune.sampling.params import SamplingParams
+from perilune.sampling.params import MAX_LOGIT_BIASES, SamplingParams
 from perilune.server.openai.schema import (
     NESTED,
     NOTHING,
@@ -85,6 +85,11 @@ def check_unsupported(request: msgspec.Struct, reasons: Mapping[str, str]) -> No
     for name, reason in reasons.items():
         if getattr(request, name) not in NOTHING:
             raise RequestError(reason, param=name, code="unsupported")
+
+
+def check_length(given: Sized, most: int, param: str) -> None:
+    if len(given) > most:
+        raise RequestError(f"{param} has {len(given)} entries; at most {most} are allowed", param=param)
 
 
 def check_word(value: str, allowed: Iterable[str], param: str) -> None:
@@ -193,6 +198,7 @@ def completion_prompts(request: CompletionRequest) -> list[str] | list[list[int]
 def logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     """Biases by token id; JSON can only spell the ids as text."""
     biases = {}
+    check_length(given or (), MAX_LOGIT_BIASES, "logit_bias")
     for key, bias in (given or {}).items():
         if not (key.isascii() and key.isdigit() and len(key) < 10):
             raise RequestError(f"logit_bias names token {key[:80]!r}; it must be a token id", param="logit_bias")

@@ -8,15 +8,18 @@ from perilune.errors import RequestError
 from perilune.server.dialect.places import Places
 from perilune.server.openai.chat import DEFAULT_TOP_P
 from perilune.server.openai.schema import ChatRequest
-from perilune.server.openai.validate import check_unsupported, check_word
+from perilune.server.openai.validate import check_length, check_unsupported, check_word
 from perilune.server.responses.carried import ENCRYPTED, unpack
 from perilune.server.responses.schema import UNSUPPORTED, ResponsesRequest
 from perilune.text.prompt.fields import check_keys, read_flag, read_list, read_name, read_object, read_text, shown
+from perilune.text.prompt.tools import MAX_TOOLS
 
 # what clients may ask to see; the model's reasoning is shown in any case
 LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, ENCRYPTED, "message.input_image.image_url")
 _TEXT_PARTS = ("input_text", "output_text", "text")
+# reasoning, text and calls are items of their own, and one message of the model
+ITEMS_OF_A_MESSAGE = 8
 _FORMATS = ("text", "json_object", "json_schema")
 
 
@@ -28,8 +31,11 @@ class Echo:
     carries_reasoning: bool = False
 
 
-def read_request(request: ResponsesRequest) -> tuple[ChatRequest, Echo, Places]:
+def read_request(request: ResponsesRequest, max_messages: int) -> tuple[ChatRequest, Echo, Places]:
     """The chat request that means the same, what the answer is to repeat, and where the fields came from."""
+    if isinstance(request.input, list):
+        check_length(request.input, max_messages * ITEMS_OF_A_MESSAGE, "input")
+    check_length(request.tools or (), MAX_TOOLS, "tools")
     # false asks for nothing
     request.background = request.background or None
     check_unsupported(request, UNSUPPORTED)

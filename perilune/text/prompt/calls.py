@@ -17,6 +17,9 @@ from perilune.text.prompt.fields import (
 from perilune.text.prompt.segments import Segment, close_tag, element, open_tag
 from perilune.text.tokenizer import check_encodable
 
+MAX_CALLS = 16_384
+MAX_ARGUMENTS = 65_536
+
 
 @dataclass(frozen=True)
 class Argument:
@@ -37,12 +40,38 @@ class ToolCall:
     raw: str | None = None
 
 
-def parse_tool_calls(calls: object, field: str) -> tuple[ToolCall, ...]:
+class CallCount:
+    """The calls and arguments in the history of one request, of which every one costs time to read."""
+
+    def __init__(self) -> None:
+        self._num_calls = 0
+        self._num_arguments = 0
+
+    def add_calls(self, number: int, field: str) -> None:
+        self._num_calls += number
+        _check_count(self._num_calls, MAX_CALLS, "calls", field)
+
+    def add_arguments(self, number: int, field: str) -> None:
+        self._num_arguments += number
+        _check_count(self._num_arguments, MAX_ARGUMENTS, "arguments", field)
+
+
+def _check_count(number: int, most: int, what: str, field: str) -> None:
+    if number > most:
+        raise RequestError(
+            f"{field} and the calls before it have {number} {what}; at most {most} are allowed", param=field
+        )
+
+
+def parse_tool_calls(calls: object, field: str, count: CallCount | None = None) -> tuple[ToolCall, ...]:
     """Read `tool_calls` of an assistant message; RequestError names the field that is wrong."""
+    count = count or CallCount()
     parsed: list[ToolCall] = []
     known: set[str] = set()
-    for index, given in enumerate(read_list(calls, field, "tool calls")):
-        call = _parse_call(read_object(given, f"{field}[{index}]"), f"{field}[{index}]")
+    listed = read_list(calls, field, "tool calls")
+    count.add_calls(len(listed), field)
+    for index, given in enumerate(listed):
+        call = _parse_call(read_object(given, f"{field}[{index}]"), f"{field}[{index}]", count)
         if call.call_id in known:
             param = f"{field}[{index}].id"
             raise RequestError(f"{param} is {shown(call.call_id)}, which another call has already", param=param)
@@ -66,7 +95,7 @@ def tools_channel(calls: tuple[ToolCall, ...]) -> Iterator[Segment]:
     yield from close_tag("tools")
 
 
-def _parse_call(call: Mapping[str, object], field: str) -> ToolCall:
+def _parse_call(call: Mapping[str, object], field: str, count: CallCount) -> ToolCall:
     # `index` is left over where a client has put a stream together
     check_keys(call, ("id", "type", "function", "index"), "a tool call", field)
     if call.get("type") not in (None, "function"):
@@ -77,16 +106,16 @@ def _parse_call(call: Mapping[str, object], field: str) -> ToolCall:
     function = read_object(call.get("function"), field)
     check_keys(function, ("name", "arguments"), "a called function", field)
     name = read_name(function.get("name"), f"{field}.name")
-    arguments, raw = _parse_arguments(function.get("arguments"), f"{field}.arguments")
+    arguments, raw = _parse_arguments(function.get("arguments"), f"{field}.arguments", count)
     return ToolCall(call_id, name, arguments, raw)
 
 
-def _parse_arguments(given: object, field: str) -> tuple[tuple[Argument, ...], str | None]:
+def _parse_arguments(given: object, field: str, count: CallCount) -> tuple[tuple[Argument, ...], str | None]:
     """The arguments in their own order, and the text itself where it is no JSON."""
     if given is None:
         return (), None
     if isinstance(given, Mapping):
-        return _write_arguments(given, field), None
+        return _write_arguments(given, field, count), None
     if not isinstance(given, str):
         raise wrong_type(given, "a string of JSON or an object", field)
     check_encodable(given, param=field)
@@ -100,10 +129,11 @@ def _parse_arguments(given: object, field: str) -> tuple[tuple[Argument, ...], s
         return (), given
     if not isinstance(value, dict):
         raise RequestError(f"{field} is JSON, but {shown(given)} is not an object", param=field)
-    return _write_arguments(value, field), None
+    return _write_arguments(value, field, count), None
 
 
-def _write_arguments(values: Mapping[str, object], field: str) -> tuple[Argument, ...]:
+def _write_arguments(values: Mapping[str, object], field: str, count: CallCount) -> tuple[Argument, ...]:
+    count.add_arguments(len(values), field)
     arguments = []
     for key, value in values.items():
         if not isinstance(key, str):
