@@ -147,7 +147,8 @@ std::map<std::string, double> expert_stats(ExpertCache& cache) {
   const auto number = [](int64_t count) { return static_cast<double>(count); };
   return {{"passes", number(stats.passes)},     {"uses", number(stats.uses)},   {"hits", number(stats.hits)},
           {"early", number(stats.early)},       {"expected", number(stats.expected)},
-          {"read_bytes", number(stats.read_bytes)}, {"busy_s", stats.busy_s},   {"waited_s", stats.waited_s}};
+          {"read_bytes", number(stats.read_bytes)}, {"busy_s", stats.busy_s},   {"waited_s", stats.waited_s},
+          {"waited_bytes", number(stats.waited_bytes)}};
 }
 
 void fetch_experts(ExpertCache& cache, Int layer, Address ids, Int count, bool is_certain) {

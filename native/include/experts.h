@@ -27,6 +27,7 @@ struct ExpertStats {
   int64_t read_bytes = 0;
   double busy_s = 0.0;      // with at least one read in progress
   double waited_s = 0.0;    // in which a pass had nothing to compute
+  int64_t waited_bytes = 0;  // read meanwhile
 };
 
 class ExpertCache final : public ExpertSource {

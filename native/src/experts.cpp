@@ -387,9 +387,10 @@ int64_t ExpertCache::take(int32_t* taken, int64_t* addresses) {
     return entries_[entry].state == State::ready || entries_[entry].state == State::failed;
   };
   if (std::none_of(pending_.begin(), pending_.end(), is_there)) {
-    const int64_t since = now_ns();
+    const int64_t since = now_ns(), before = stats_.read_bytes;
     arrival_.wait(lock, [&] { return std::any_of(pending_.begin(), pending_.end(), is_there); });
     stats_.waited_s += static_cast<double>(now_ns() - since) * 1e-9;
+    stats_.waited_bytes += stats_.read_bytes - before;
   }
   int64_t count = 0;
   for (int64_t entry : pending_) {

@@ -1,6 +1,6 @@
 """`bench stream`: decoding from experts on disk by the size of their cache, beside what the disk can do at most.
 
-The disk comes first: direct reads of the sizes that experts have, at random places of the same files. The same model
+Right before and after each run the disk alone: direct reads of experts' largest tensors in random order. The same model
 with its files mapped, every page of an expert cold before each step, shows what page faults reach.
 """
 
@@ -33,32 +33,35 @@ def bench_stream(
     places, total = find_experts(checkpoint, model_config), num_experts_total(model_config)
     slot_bytes, floor = expert_slot_bytes(model_config), expert_floor_bytes(model_config)
     sizes = cache_sizes or [max(floor, int(share * total) * slot_bytes) for share in _SHARES]
-    before = disk_rate(places)
-    runs = [_run_streamed(checkpoint, replace(config, expert_cache_bytes=size), num_tokens) for size in sizes]
+    runs = [_run_streamed(checkpoint, replace(config, expert_cache_bytes=size), places, num_tokens) for size in sizes]
     if with_faults:
         runs.append(_run_mapped(checkpoint, config, places, num_tokens))
-    return StreamReport(str(checkpoint), total * slot_bytes, (before, disk_rate(places)), tuple(runs))
+    return StreamReport(str(checkpoint), total * slot_bytes, tuple(runs))
 
 
-def _run_streamed(checkpoint: Path, config: EngineConfig, num_tokens: int) -> StreamRun:
+def _run_streamed(checkpoint: Path, config: EngineConfig, places: ExpertPlaces, num_tokens: int) -> StreamRun:
     model = load_model(checkpoint, config)
     stream = model.stream
     assert stream is not None
     engine = _started(model, config, num_tokens)
     for _ in range(_WARM_UP_STEPS):
         _step(engine)
+    disk = disk_rate(places)
     before = stream.stats()
     seconds, peak = _timed(engine, num_tokens, lambda: None)
     after = stream.stats()
-    read, uses, busy_s = after.read_bytes - before.read_bytes, after.uses - before.uses, after.busy_s - before.busy_s
+    read, uses = after.read_bytes - before.read_bytes, after.uses - before.uses
+    waited_s = after.waited_s - before.waited_s
     return StreamRun(
         cache_bytes=stream.num_bytes,
         tokens_per_second=num_tokens / seconds,
         bytes_per_token=read / num_tokens,
         hit_rate=(after.hits - before.hits) / uses,
         early_rate=(after.early - before.early) / uses,
-        read_rate=read / busy_s if busy_s else 0.0,
-        busy_share=busy_s / seconds,
+        read_rate=(after.waited_bytes - before.waited_bytes) / waited_s if waited_s else 0.0,
+        waited_share=waited_s / seconds,
+        overall_rate=read / seconds,
+        disk_rate=max(disk, disk_rate(places)),
         peak_anonymous_bytes=peak,
     )
 
@@ -68,10 +71,14 @@ def _run_mapped(checkpoint: Path, config: EngineConfig, places: ExpertPlaces, nu
     engine = _started(model, config, num_tokens)
     for _ in range(_WARM_UP_STEPS):
         _step(engine)
+    disk = disk_rate(places)
     before = _read_bytes()
     seconds, peak = _timed(engine, num_tokens, lambda: make_cold(model, places))
     read = _read_bytes() - before
-    return StreamRun(None, num_tokens / seconds, read / num_tokens, 0.0, 0.0, read / seconds, 1.0, peak)
+    disk = max(disk, disk_rate(places))
+    return StreamRun(
+        None, num_tokens / seconds, read / num_tokens, 0.0, 0.0, read / seconds, 1.0, read / seconds, disk, peak
+    )
 
 
 def _started(model: KimiModel, config: EngineConfig, num_tokens: int) -> BenchEngine:

@@ -48,7 +48,8 @@ class StreamStats:
     """Counts since the stream was opened. A use is an expert that one pass over a layer chose.
 
     `hits` were in memory, `early` were being read ahead of their layer; the rest were missing. `expected`: reads begun
-    ahead. `busy_s`: time with at least one read in progress; `waited_s`: time in which a pass had nothing to compute.
+    ahead. `busy_s`: time with at least one read in progress; `waited_s`: time in which a pass had nothing to compute,
+    and `waited_bytes` what was read meanwhile.
     """
 
     passes: int
@@ -57,6 +58,7 @@ class StreamStats:
     early: int
     expected: int
     read_bytes: int
+    waited_bytes: int
     busy_s: float
     waited_s: float
 
