@@ -13,8 +13,8 @@ from perilune.config.engine import EngineConfig
 from perilune.config.parse import load_model_config
 from perilune.config.presets import preset_config
 from perilune.engine.build import assemble_engine, load_model
-from perilune.engine.replay import _Step
 from perilune.engine.request import FinishReason, GenerateRequest
+from perilune.engine.steps.replay import _Step
 from perilune.errors import CapacityError
 from perilune.models.accounting import expert_floor_bytes, expert_slot_bytes
 from perilune.ops import _native
