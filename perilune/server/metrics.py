@@ -14,11 +14,11 @@ GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_blocks_total": ("Cache blocks there are.", lambda s: s.blocks_total),
     "num_blocks_used": ("Cache blocks in use.", lambda s: s.blocks_used),
     "num_blocks_kept": ("Cache blocks kept for requests with the same beginning.", lambda s: s.blocks_kept),
-    "num_blocks_free": ("Cache blocks that are free.", lambda s: s.blocks_total - s.blocks_used - s.blocks_kept),
+    "num_blocks_free": ("Cache blocks that requests can have.", lambda s: s.blocks_total - s.blocks_used),
     "num_state_slots_total": ("State slots there are.", lambda s: s.slots_total),
     "num_state_slots_used": ("State slots in use.", lambda s: s.slots_used),
     "num_state_slots_kept": ("State slots kept for requests with the same beginning.", lambda s: s.slots_kept),
-    "num_state_slots_free": ("State slots that are free.", lambda s: s.slots_total - s.slots_used - s.slots_kept),
+    "num_state_slots_free": ("State slots that requests can have.", lambda s: s.slots_total - s.slots_used),
 }
 COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_preemptions": ("Requests set back to make room for others.", lambda s: s.num_preemptions_total),

@@ -132,7 +132,7 @@ def test_a_checkpoint_is_served_from_start_to_stop(served):
         assert time.monotonic() < deadline
     assert gauges["perilune:num_requests_waiting"] == 0
     assert gauges["perilune:num_blocks_free"] == gauges["perilune:num_blocks_total"] == 64
-    assert gauges["perilune:num_state_slots_free"] == gauges["perilune:num_state_slots_total"] == 4
+    assert gauges["perilune:num_state_slots_free"] == gauges["perilune:num_state_slots_total"] == 4 + 4 * 4
 
     stream = client.chat.completions.create(**{**fields, "max_tokens": 40}, stream=True)
     next(iter(stream))
