@@ -17,7 +17,7 @@ from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.images.encoder import ImageEncoder
-from perilune.engine.memory import plan_cache
+from perilune.engine.memory import check_streamed, plan_cache
 from perilune.engine.steps.runner import ModelRunner
 from perilune.errors import CapacityError, ConfigError
 from perilune.models.accounting import account
@@ -66,6 +66,7 @@ def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = F
     model_config = load_model_config(checkpoint)
     config.check_index_cache(model_config)
     dtype = _TORCH_DTYPES[config.dtype or _suitable_dtype(model_config)]
+    check_streamed(config, model_config, available_memory_bytes())
     cache_bytes = config.expert_cache_bytes
     stream = None if cache_bytes is None else open_stream(checkpoint, model_config, cache_bytes)
     state = _load(checkpoint, model_config, config, check_scales)

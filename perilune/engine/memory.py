@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perilune.cache.spec import CacheGroupSpec, bytes_per_slot, bytes_per_token
-from perilune.config.engine import EngineConfig
+from perilune.config.engine import STORED, EngineConfig
+from perilune.config.model import ModelConfig
 from perilune.errors import CapacityError, ConfigError
+from perilune.models.accounting import account, expert_floor_bytes
 
 DEFAULT_SHARE = 0.25
 # of the cache, for states that wait for a request with the same beginning; more than so many per seat are of little use
@@ -106,4 +108,26 @@ def _too_small(config: EngineConfig, budget: int, required_len: int, required_by
     return (
         f"the cache may take {budget} bytes ({origin}); the states of max_num_seqs = {config.max_num_seqs} requests "
         f"and the rows of one request of {required_len} tokens need {total}: {', or '.join(remedies)}"
+    )
+
+
+def check_streamed(config: EngineConfig, model: ModelConfig, available_bytes: int) -> None:
+    """CapacityError where the weights that stay in memory and the cache of experts exceed `available_bytes`."""
+    if config.expert_cache_bytes is None:
+        return
+    resident = account(model, is_quantised=config.dense_weights != STORED).resident_bytes
+    if resident + config.expert_cache_bytes <= available_bytes:
+        return
+    room, floor = available_bytes - resident, expert_floor_bytes(model)
+    remedies = [f"lower expert_cache_bytes to at most {room}"] if room >= floor else []
+    if config.dense_weights == STORED:
+        room = available_bytes - account(model, is_quantised=True).resident_bytes
+        if room >= config.expert_cache_bytes:
+            remedies.append("set dense_weights to int8")
+        elif room >= floor:
+            remedies.append(f"set dense_weights to int8 and expert_cache_bytes to at most {room}")
+    remedies = remedies or [f"free memory until there are {resident + config.expert_cache_bytes}"]
+    raise CapacityError(
+        f"weights outside the routed experts take {resident} bytes and expert_cache_bytes is "
+        f"{config.expert_cache_bytes}, but {available_bytes} are free: {', or '.join(remedies)}"
     )

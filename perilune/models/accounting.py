@@ -68,6 +68,11 @@ class ModelAccount:
         return sum(part.bytes for part in self.parts.values())
 
     @property
+    def resident_bytes(self) -> int:
+        """Bytes of all tensors but the routed experts, which may stay on disk."""
+        return self.total_size - self.parts[Part.EXPERTS].bytes
+
+    @property
     def parameters_total(self) -> int:
         """Text parameters; vision is apart."""
         return sum(part.parameters for part in self._text())

@@ -13,10 +13,11 @@ from perilune.config.engine import EngineConfig
 from perilune.config.parse import load_model_config
 from perilune.config.presets import preset_config
 from perilune.engine.build import assemble_engine, load_model
+from perilune.engine.memory import check_streamed
 from perilune.engine.request import FinishReason, GenerateRequest
 from perilune.engine.steps.replay import _Step
 from perilune.errors import CapacityError
-from perilune.models.accounting import expert_floor_bytes, expert_slot_bytes
+from perilune.models.accounting import account, expert_floor_bytes, expert_slot_bytes
 from perilune.ops import _native
 from perilune.sampling.params import SamplingParams
 
@@ -141,6 +142,25 @@ def test_less_than_one_layer_of_one_token_is_refused_with_what_would_do(checkpoi
         load_model(checkpoint, settings(expert_cache_bytes=floor - 1))
     model = load_model(checkpoint, settings(expert_cache_bytes=floor))
     assert model.stream is None or model.stream.num_bytes in (0, floor)
+
+
+def test_what_exceeds_the_memory_there_is_is_refused_with_what_would_fit(checkpoint):
+    model = load_model_config(checkpoint)
+    stored, packed = (account(model, is_quantised=quantised).resident_bytes for quantised in (False, True))
+    floor = expert_floor_bytes(model)
+    config, short = settings(expert_cache_bytes=2 * floor), stored + 2 * floor - 1
+    check_streamed(config, model, short + 1)
+    most = f"lower expert_cache_bytes to at most {2 * floor - 1}, or set dense_weights to int8$"
+    with pytest.raises(CapacityError, match=most):
+        check_streamed(config, model, short)
+    check_streamed(settings(expert_cache_bytes=2 * floor - 1), model, short)
+    check_streamed(settings(expert_cache_bytes=2 * floor, dense_weights="int8"), model, short)
+    both = f"free: set dense_weights to int8 and expert_cache_bytes to at most {floor}$"
+    with pytest.raises(CapacityError, match=both):
+        check_streamed(config, model, packed + floor)
+    check_streamed(settings(expert_cache_bytes=floor, dense_weights="int8"), model, packed + floor)
+    with pytest.raises(CapacityError, match=f"free: free memory until there are {stored + 2 * floor}$"):
+        check_streamed(config, model, packed + floor - 1)
 
 
 _MEASURED = """
