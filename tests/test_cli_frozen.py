@@ -12,7 +12,7 @@ ENGINE = ["--dtype", "--max-model-len", "--threads", *QUANTISED, *CACHED]
 OPTIONS = {
     "perilune": ["--version"],
     "perilune serve": [
-        "--expert-cache-memory",
+        *["--expert-cache-memory", "--prefix-cache", "--state-cache-memory", "--state-interval"],
         *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
         *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
         *["--debug-routes", "--engine-process", "--log-format", "--log-level", "--step-timeout"],

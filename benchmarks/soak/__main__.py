@@ -58,6 +58,7 @@ class Outcome:
     num_wrong: int = 0
     num_errors: int = 0
     preemptions: int = 0
+    cached_tokens: int = 0
     generated_tokens: int = 0
     rss_start_mib: float = 0.0
     rss_peak_mib: float = 0.0
@@ -141,6 +142,7 @@ async def soak(server: OwnServer, jobs: list[Job], options: argparse.Namespace) 
         health = await http.get("/health")
         outcome.failures += [] if health.status_code == 200 else [f"/health is {health.status_code}: {health.text}"]
     outcome.preemptions = int(metrics["num_preemptions_total"])
+    outcome.cached_tokens = int(metrics["prefix_cache_hits_total"])
     outcome.generated_tokens = int(metrics["generation_tokens_total"])
     _judge(outcome, tally, options)
     return outcome
@@ -158,6 +160,8 @@ def _judge(outcome: Outcome, tally: Tally, options: argparse.Namespace) -> None:
     outcome.failures += [f"error: {text}" for text in tally.errors]
     if outcome.preemptions == 0:
         outcome.failures.append("no request was set back: the soak needs a smaller cache (--num-blocks)")
+    if outcome.cached_tokens == 0:
+        outcome.failures.append("no prompt found a beginning in the cache, though some have one in common")
     missing = [kind for kind in KINDS if not tally.finished[kind]]
     if missing or not tally.left:
         outcome.failures.append(f"too short: nothing finished of {missing}, {sum(tally.left.values())} left early")
@@ -185,7 +189,7 @@ def render(outcome: Outcome) -> str:
     lines += [
         "",
         f"{outcome.seconds:.0f} s: {outcome.num_wrong} wrong answers, {outcome.num_errors} errors that were not meant",
-        f"{outcome.generated_tokens} tokens, requests were set back {outcome.preemptions} times",
+        f"{outcome.generated_tokens} tokens, {outcome.cached_tokens} of prompts cached, {outcome.preemptions} set back",
         f"memory {outcome.rss_start_mib:.0f} MiB, at the end {outcome.rss_end_mib:.0f}, max {outcome.rss_peak_mib:.0f}",
         *(f"FAILED: {text}" for text in outcome.failures),
     ]
