@@ -79,10 +79,6 @@ class CacheManager:
         """The most tokens that one request can hold when it is alone."""
         return self._blocks.num_blocks * self.block_size
 
-    def can_ever_fit(self, num_tokens: int) -> bool:
-        """Whether a request of `num_tokens` cached tokens fits when it is alone."""
-        return num_tokens <= self.capacity_tokens and self._slots.num_ids > 0
-
     def admit(
         self,
         request_id: str,

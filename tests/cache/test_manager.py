@@ -51,10 +51,10 @@ def test_without_a_free_slot_nothing_is_admitted():
     assert manager.admit("b", chain(1))
 
 
-def test_what_can_ever_fit_is_what_an_empty_cache_admits():
+def test_the_capacity_is_what_an_empty_cache_admits():
     manager = CacheManager(num_blocks=3, block_size=BLOCK_SIZE, num_slots=1)
-    assert manager.can_ever_fit(12)
-    assert not manager.can_ever_fit(13)
+    assert manager.capacity_tokens == 12
+    assert not manager.admit("a", chain(13))
     assert manager.admit("a", chain(12))
 
 
