@@ -17,7 +17,7 @@ OPTIONS = {
         *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
         *["--debug-routes", "--engine-process", "--log-format", "--log-level", "--step-timeout"],
         *["--max-itl", "--max-waiting", "--profile", "--request-timeout", "--scheduling-policy"],
-        *["--served-model-name", *ENGINE],
+        *["--host-cache-bytes", "--kv-dir", "--kv-dir-bytes", "--served-model-name", *ENGINE],
     ],
     "perilune chat": ["CHECKPOINT", "--api-key", "--image", "--model", "--url", *SAMPLING, *TALKING, *ENGINE],
     "perilune generate": [

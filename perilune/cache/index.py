@@ -5,7 +5,8 @@ manager's business.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 from perilune.cache.chain import PrefixChain
 
@@ -15,7 +16,8 @@ class Match:
     """What the index has of a sequence.
 
     Its first `num_tokens` tokens can be taken up: `full_blocks` hold them but for those of a last block that is not
-    full, which lie in `tail_block`, and `slot` holds the state behind them. Rows alone reach to `num_row_tokens`.
+    full, which lie in `tail_block`, and `slot` holds the state behind them. Rows alone reach to `num_row_tokens`, in
+    `row_blocks`.
     """
 
     num_tokens: int = 0
@@ -23,6 +25,17 @@ class Match:
     tail_block: int | None = None
     slot: int | None = None
     num_row_tokens: int = 0
+    row_blocks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """What a key no longer finds: the state in `slot`, and the rows in `block_id` if `has_lost_rows`."""
+
+    key: bytes
+    block_id: int
+    has_lost_rows: bool
+    slot: int | None
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ class PrefixIndex:
                 best, best_key = Match(end, tuple(blocks), None, self._states[key]), key
         if best_key is not None:
             self._states.move_to_end(best_key)
-        return Match(best.num_tokens, best.full_blocks, best.tail_block, best.slot, len(blocks) * self.block_size)
+        return replace(best, num_row_tokens=len(blocks) * self.block_size, row_blocks=tuple(blocks))
 
     def _is_at(self, chain: PrefixChain, key: bytes, end: int) -> bool:
         """Whether the rows under a key are those of the chain up to `end`: its tokens are compared, not only keys."""
@@ -110,36 +123,44 @@ class PrefixIndex:
         self._states[key] = slot
         return True
 
-    def drop_oldest_state(self) -> tuple[int, int]:
-        """Forget the state that was used least lately; returns its slot, and the block before it.
+    def drop_oldest_state(self) -> Forgotten:
+        """Forget the state that was used least lately.
 
         Rows that end in mid-block are forgotten with their state: they are of no use without it.
         """
-        key, slot = self._states.popitem(last=False)
+        key, slot = next(iter(self._states.items()))
         rows = self._rows[key]
         if rows.length < self.block_size:
-            self._drop(key)
-        return slot, rows.block_id
+            return self._drop(key)
+        del self._states[key]
+        return Forgotten(key, rows.block_id, False, slot)
 
-    def drop_block(self, block_id: int) -> list[int]:
-        """Forget a block and the states behind its rows; returns their slots."""
-        return [slot for key in list(self._keys.get(block_id, ())) for slot in self._drop(key)]
+    def drop_block(self, block_id: int) -> list[Forgotten]:
+        """Forget a block and the states behind its rows."""
+        return [self._drop(key) for key in list(self._keys.get(block_id, ()))]
 
-    def drop_chain(self, chain: PrefixChain, num_tokens: int) -> tuple[list[int], list[int]]:
-        """Forget all that lies on the first `num_tokens` tokens of a chain, and what branches off in mid-block.
-
-        Returns the blocks that have lost a key, and the slots of the states that went with them.
-        """
-        blocks: list[int] = []
-        slots: list[int] = []
+    def drop_chain(self, chain: PrefixChain, num_tokens: int) -> list[Forgotten]:
+        """Forget all that lies on the first `num_tokens` tokens of a chain, and what branches off in mid-block."""
+        dropped = []
         for start in range(0, num_tokens + 1, self.block_size):
             for key in (chain.key(start), *self._tails.get(chain.key(start), ())):
                 if key in self._rows:
-                    blocks.append(self._rows[key].block_id)
-                    slots += self._drop(key)
-        return blocks, slots
+                    dropped.append(self._drop(key))
+        return dropped
 
-    def _drop(self, key: bytes) -> list[int]:
+    def snapshots(self) -> Iterator[Forgotten]:
+        """What can be taken up, as if it were forgotten: each state with the rows before it, the last used first."""
+        seen: set[bytes] = set()
+        for state_key, slot in reversed(self._states.items()):
+            yield Forgotten(state_key, self._rows[state_key].block_id, state_key not in seen, slot)
+            key = self._rows[state_key].parent
+            seen.add(state_key)
+            while key in self._rows and key not in seen:
+                yield Forgotten(key, self._rows[key].block_id, True, None)
+                seen.add(key)
+                key = self._rows[key].parent
+
+    def _drop(self, key: bytes) -> Forgotten:
         rows = self._rows.pop(key)
         self._keys[rows.block_id].remove(key)
         if not self._keys[rows.block_id]:
@@ -148,8 +169,7 @@ class PrefixIndex:
             del self._tails[rows.parent][key]
             if not self._tails[rows.parent]:
                 del self._tails[rows.parent]
-        slot = self._states.pop(key, None)
-        return [] if slot is None else [slot]
+        return Forgotten(key, rows.block_id, True, self._states.pop(key, None))
 
     def check_integrity(self) -> None:
         """Assert that the tables say the same: every key has its rows, every state its rows, every tail its key."""

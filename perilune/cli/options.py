@@ -42,6 +42,15 @@ StateInterval = Annotated[int, typer.Option(help="Tokens between the states kept
 StateCacheMemory = Annotated[
     str | None, typer.Option(help="Room for kept states; a share of the cache by default.", metavar="SIZE")
 ]
+HostCacheBytes = Annotated[
+    str, typer.Option(help="Memory for what the cache gives up, as 4G; none by default.", metavar="SIZE")
+]
+KvDir = Annotated[
+    Path | None, typer.Option(help="Directory for what memory gives up, and for the next start.", show_default=False)
+]
+KvDirBytes = Annotated[
+    str | None, typer.Option(help="Most that the directory may hold; 16G by default.", metavar="SIZE")
+]
 ImageCacheMemory = Annotated[
     str, typer.Option(help="Embeddings of pictures kept for requests with the same picture.", metavar="SIZE")
 ]

@@ -1,6 +1,8 @@
 """`perilune serve`: the server with a checkpoint behind it."""
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +13,7 @@ from perilune.cli import options
 from perilune.server.operations.log_format import LogFormat, LogLevel, configure_logs
 
 if TYPE_CHECKING:
+    from perilune.config.engine import EngineConfig
     from perilune.engine.client import EngineClient
     from perilune.server.settings import ServerSettings
     from perilune.text.tokenizer import Tokenizer
@@ -68,6 +71,9 @@ def serve_command(
     prefix_cache: options.PrefixCache = True,
     state_interval: options.StateInterval = 8192,
     state_cache_memory: options.StateCacheMemory = None,
+    host_cache_bytes: options.HostCacheBytes = "0",
+    kv_dir: options.KvDir = None,
+    kv_dir_bytes: options.KvDirBytes = None,
     image_cache_memory: options.ImageCacheMemory = "512M",
     allow_image_urls: AllowImageUrls = False,
     dtype: options.Dtype = None,
@@ -85,7 +91,6 @@ def serve_command(
     log_level: Annotated[LogLevel, typer.Option(help="The least serious lines that are written.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model with the OpenAI API."""
-    from perilune.cli.backend import start_engine, start_engine_process
     from perilune.config.engine import EngineConfig
     from perilune.server.process import bind
     from perilune.server.settings import ServerSettings
@@ -112,6 +117,9 @@ def serve_command(
         prefix_cache=prefix_cache,
         state_interval=state_interval,
         state_cache_bytes=options.read_optional_size(state_cache_memory, "--state-cache-memory"),
+        host_cache_bytes=options.read_size(host_cache_bytes, "--host-cache-bytes"),
+        kv_dir=kv_dir,
+        kv_dir_bytes=options.read_optional_size(kv_dir_bytes, "--kv-dir-bytes"),
         image_cache_bytes=options.read_size(image_cache_memory, "--image-cache-memory"),
         expert_cache_bytes=options.read_optional_size(expert_cache_memory, "--expert-cache-memory"),
         dtype=dtype,
@@ -122,12 +130,19 @@ def serve_command(
     )
     bound = bind(host, port)
     how: Any = {"name": served_model_name, "num_threads": threads, "step_timeout_s": step_timeout}
-    client, tokenizer = (
-        start_engine_process(checkpoint, config, prepare=prepare, **how)
-        if engine_process
-        else start_engine(checkpoint, config, **how)
-    )
+    client, tokenizer = _start(engine_process, prepare, checkpoint, config, how)
     _serve(client, tokenizer, settings, bound)
+
+
+def _start(
+    own_process: bool, prepare: Callable[[], None], checkpoint: Path | None, config: "EngineConfig", how: dict[str, Any]
+) -> "tuple[EngineClient, Tokenizer]":
+    """The engine, in a process of its own or in this one."""
+    from perilune.cli.backend import start_engine, start_engine_process
+
+    if own_process:
+        return start_engine_process(checkpoint, config, prepare=prepare, **how)
+    return start_engine(checkpoint, config, **how)
 
 
 def _serve(client: "EngineClient", tokenizer: "Tokenizer", settings: "ServerSettings", bound: socket) -> None:

@@ -39,6 +39,9 @@ class EngineConfig:
     `prefix_cache` keeps what requests leave behind for those with the same beginning: a state every `state_interval`
     tokens of a long prompt, at its end and at that of the answer. `state_cache_bytes` is the room for states besides
     those of running requests and `cache_bytes`; None takes a share of the cache.
+    What the cache gives up is kept in `host_cache_bytes` of memory and, from there or at the end, in the directory
+    `kv_dir`, at most `kv_dir_bytes` of it (None: 16 GiB), where the next engine with the same model and settings finds
+    it.
     `image_cache_bytes` bounds the embeddings of pictures that are kept for the next request with the same picture.
     `dtype` None is bfloat16; a model that is small beside the free memory even in float32 gets float32, unless the
     processor multiplies bfloat16 much faster. `dense_weights` says what the projections of the layers (attention,
@@ -62,6 +65,9 @@ class EngineConfig:
     prefix_cache: bool = True
     state_interval: int = 8192
     state_cache_bytes: int | None = None
+    host_cache_bytes: int = 0
+    kv_dir: Path | str | None = None
+    kv_dir_bytes: int | None = None
     image_cache_bytes: int = 512 * 2**20
     dtype: str | None = None
     dense_weights: str = STORED
@@ -75,7 +81,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "state_interval", "image_cache_bytes"):
             _check_positive(name, getattr(self, name))
-        for name in ("max_model_len", "cache_bytes", "num_blocks", "expert_cache_bytes"):
+        for name in ("max_model_len", "cache_bytes", "num_blocks", "kv_dir_bytes", "expert_cache_bytes"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         if self.max_waiting is not None and (type(self.max_waiting) is not int or self.max_waiting < 0):
@@ -94,6 +100,7 @@ class EngineConfig:
             )
         if self.state_cache_bytes is not None:
             self._check_state_cache(self.state_cache_bytes)
+        self._check_tiers()
         if self.dtype is not None and self.dtype not in COMPUTE_DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; allowed are {', '.join(COMPUTE_DTYPES)}")
         choices = {
@@ -118,6 +125,18 @@ class EngineConfig:
             raise ConfigError(
                 f"state_cache_bytes is {num_bytes} and prefix_cache is off, which keeps no states: give one of them"
             )
+
+    def _check_tiers(self) -> None:
+        num_bytes = self.host_cache_bytes
+        if isinstance(num_bytes, bool) or not isinstance(num_bytes, int) or num_bytes < 0:
+            raise ConfigError(f"host_cache_bytes is {num_bytes!r}; it must be an integer of at least 0")
+        if self.kv_dir_bytes is not None and self.kv_dir is None:
+            raise ConfigError(
+                f"kv_dir_bytes is {self.kv_dir_bytes} and kv_dir names no directory: give both or neither"
+            )
+        if (num_bytes or self.kv_dir is not None) and not self.prefix_cache:
+            name, value = ("host_cache_bytes", num_bytes) if num_bytes else ("kv_dir", str(self.kv_dir))
+            raise ConfigError(f"{name} is {value!r} and prefix_cache is off, which keeps nothing: give one of them")
 
     def check_index_cache(self, model: ModelConfig) -> None:
         """ConfigError where `index_cache_dtype` asks for what this model's index keys cannot be."""

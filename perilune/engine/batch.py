@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perilune.cache.moves import Move
+from perilune.cache.tiers.ledger import Transfers
 from perilune.engine.request import Request
 from perilune.sampling.logprobs import SampledToken, TokenLogprob
 
@@ -57,11 +58,20 @@ class ScheduledSequence:
 
 @dataclass(frozen=True)
 class ScheduledBatch:
-    """The sequences of one step, those with exactly one token first. `moves` happen before anything is computed."""
+    """The sequences of one step, those with exactly one token first.
+
+    Before anything is computed come the saves of `transfers`, then `moves`; then its loads begin.
+    """
 
     sequences: tuple[ScheduledSequence, ...]
     num_preempted: int = 0
     moves: tuple[Move, ...] = ()
+    transfers: Transfers = field(default_factory=Transfers)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is anything to do for a runner."""
+        return bool(self.sequences or self.moves or self.transfers)
 
     @property
     def num_decodes(self) -> int:

@@ -8,6 +8,8 @@ import torch
 from perilune.cache.manager import CacheManager
 from perilune.cache.sealing import SealPolicy
 from perilune.cache.storage import CacheStorage
+from perilune.cache.tiers.identity import checkpoint_identity
+from perilune.cache.tiers.ledger import TierLedger
 from perilune.checkpoint.loader import load_state
 from perilune.checkpoint.quantise import load_quantised_state
 from perilune.checkpoint.streamed import load_resident_state
@@ -19,6 +21,8 @@ from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.images.encoder import ImageEncoder
 from perilune.engine.memory import check_streamed, plan_cache
 from perilune.engine.steps.runner import ModelRunner
+from perilune.engine.steps.transfers import TierTransfers
+from perilune.engine.tiers import open_tiers
 from perilune.errors import CapacityError, ConfigError
 from perilune.models.accounting import account
 from perilune.models.model import KimiModel, build_model
@@ -45,7 +49,8 @@ def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
     tokenizer = Tokenizer.load(checkpoint)
     model = load_model(checkpoint, config)
     media = None if model.vision is None else _load_media(checkpoint, model.config)
-    return assemble_engine(model, tokenizer, config, media)
+    weights = None if config.kv_dir is None else checkpoint_identity(checkpoint)
+    return assemble_engine(model, tokenizer, config, media, weights=weights)
 
 
 def _load_media(checkpoint: Path, config: ModelConfig) -> MediaConfig:
@@ -115,11 +120,17 @@ def _suitable_dtype(config: ModelConfig) -> str:
 
 
 def assemble_engine(
-    model: KimiModel, tokenizer: Tokenizer | None, config: EngineConfig, media: MediaConfig | None = None
+    model: KimiModel,
+    tokenizer: Tokenizer | None,
+    config: EngineConfig,
+    media: MediaConfig | None = None,
+    *,
+    weights: str | None = None,
 ) -> EngineCore:
     """Put cache, scheduler and runner around a model; without a tokenizer, stop strings are refused.
 
     `media` says how a model with a vision tower wants its pictures; without it pictures are refused.
+    `weights` says which checkpoint the model is of, for what it leaves in a `kv_dir`.
     """
     model_config = model.config
     dtype = next(name for name, value in _TORCH_DTYPES.items() if value is model.dtype)
@@ -141,13 +152,16 @@ def assemble_engine(
     images = None
     if model.vision is not None and media is not None:
         images = ImageEncoder(model.vision, media, model.dtype, cache_bytes=config.image_cache_bytes)
+    stack = open_tiers(config, groups, dtype=dtype, weights=weights)
+    tiers = None if stack is None else TierTransfers(storage, stack)
     return EngineCore(
-        ModelRunner(model, storage, block_size=plan.block_size, images=images),
+        ModelRunner(model, storage, block_size=plan.block_size, images=images, tiers=tiers),
         CacheManager(
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
             num_slots=plan.num_slots,
             policy=SealPolicy(config.state_interval, model.grain) if config.prefix_cache else None,
+            ledger=None if stack is None else TierLedger(stack.find, plan.block_size),
         ),
         CoreLimits(
             max_num_seqs=config.max_num_seqs,
@@ -163,4 +177,5 @@ def assemble_engine(
         ),
         tokenizer,
         images=images,
+        tiers=tiers,
     )

@@ -6,12 +6,14 @@ One thread owns a core. It never waits: whoever calls `step` decides when. It kn
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from perilune.cache.manager import CacheManager
+from perilune.cache.tiers.ledger import Carry
+from perilune.cache.tiers.store import TierStats
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.policy.budget import StepBudget
 from perilune.engine.policy.check import CoreLimits as CoreLimits
@@ -41,6 +43,8 @@ _LOG = logging.getLogger(__name__)
 LEAST_EMBEDDING_S, MOST_EMBEDDING_S = 0.02, 0.5
 # Of a bound on the time between tokens, pictures may take this share.
 EMBEDDING_SHARE = 0.25
+# How long a step that has nothing to compute waits for a load; requests that come meanwhile wait as long.
+LOAD_WAIT_S = 0.005
 
 
 class Runner(Protocol):
@@ -51,6 +55,16 @@ class Runner(Protocol):
     def erase_blocks(self, block_ids: Sequence[int]) -> None: ...
 
     def is_sound(self, slot: int) -> bool: ...
+
+
+class Tiers(Protocol):
+    """What the core needs of whatever carries the cache's contents to other memory and back."""
+
+    def ended(self, wait_s: float) -> Sequence[tuple[int, bool]]: ...
+
+    def stats(self) -> tuple[TierStats, ...]: ...
+
+    def close(self, latest: Iterable[Carry], within_s: float) -> None: ...
 
 
 class Pictures(Protocol):
@@ -83,6 +97,7 @@ class EngineCore:
         tokenizer: Tokenizer | None,
         *,
         images: Pictures | None = None,
+        tiers: Tiers | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.limits = limits
@@ -100,6 +115,7 @@ class EngineCore:
             is_sound=runner.is_sound,
         )
         self._images = images
+        self._tiers = tiers
         self._budget = None
         if limits.max_itl_s is not None:
             self._budget = StepBudget(limits.max_itl_s, limits.max_num_batched_tokens)
@@ -113,7 +129,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._live)
+        return bool(self._live) or self._cache.num_loads > 0
 
     @property
     def live_request_ids(self) -> tuple[str, ...]:
@@ -201,6 +217,7 @@ class EngineCore:
         outputs = [*self._end_late(began_s), *self._embed_images()]
         embedding_s = self._clock() - began_s
         limit = None if self._budget is None else partial(self._budget.prompt_tokens, spent_s=embedding_s)
+        self._take_loads(0.0)
         batch = self._scheduler.schedule(limit)
         outputs += self._run_batch(batch)
         self._observe(batch, began_s, embedding_s)
@@ -228,6 +245,10 @@ class EngineCore:
             self._budget.observe(num_prompt_tokens, batch.num_decodes, ended_s - since_s - embedding_s)
         self._last_end_s = ended_s if self._live else None
 
+    def _take_loads(self, wait_s: float) -> None:
+        if self._tiers is not None and self._cache.num_loads:
+            self._scheduler.end_loads(self._tiers.ended(wait_s))
+
     def _embed_images(self) -> list[RequestOutput]:
         awaited = self._scheduler.awaited_images
         if self._images is None or not awaited:
@@ -253,7 +274,9 @@ class EngineCore:
         return [x for x in running if any(image.digest in digests for image in x.message.images)]
 
     def _run_batch(self, batch: ScheduledBatch) -> list[RequestOutput]:
-        if not batch.sequences and not batch.moves:
+        if not batch.has_work:
+            if not self._scheduler.awaited_images:
+                self._take_loads(LOAD_WAIT_S)
             return []
         began_s = self._clock()
         self._recorder.on_step(batch, began_s)
@@ -270,14 +293,22 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         return self._recorder.snapshot(
-            self._cache.usage, num_running=self._scheduler.num_running, num_waiting=self._scheduler.num_waiting
+            self._cache.usage,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            tiers=() if self._tiers is None else self._tiers.stats(),
         )
 
     def check_integrity(self) -> None:
         """Assert that the cache's accounts add up, and that nothing is held when there is no request."""
         self._cache.check_integrity()
         usage = self._cache.usage
-        assert self._live or usage.blocks_used == usage.slots_used == 0, f"{usage} is held by no request"
+        assert self.has_work or usage.blocks_used == usage.slots_used == 0, f"{usage} is held by no request"
+
+    def close(self, within_s: float) -> None:
+        """Have what the cache and its tiers hold written to disk, where that is asked for; the core's last call."""
+        if self._tiers is not None:
+            self._tiers.close(self._cache.snapshots(), within_s)
 
     def _commit(self, sequence: ScheduledSequence, result: StepResult) -> RequestOutput | None:
         """Take over what the step yielded for one request."""

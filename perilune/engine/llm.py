@@ -19,6 +19,9 @@ from perilune.text.images.reader import ImageReader
 from perilune.text.stream import TextStream
 from perilune.text.tokenizer import Tokenizer
 
+# What the cache holds may take so long to be written.
+SAVING_S = 300.0
+
 Prompt = str | Sequence[int]
 
 
@@ -61,6 +64,10 @@ class LLM:
     def tokenizer(self) -> Tokenizer:
         assert self._core.tokenizer is not None
         return self._core.tokenizer
+
+    def close(self) -> None:
+        """Write what the cache holds to `kv_dir`, if there is one; the last call."""
+        self._core.close(SAVING_S)
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, *, progress: bool = False

@@ -94,6 +94,11 @@ def plan_cache(
             f"the cache would take {plan.total_bytes} bytes ({num_blocks} blocks, {num_slots} states) and "
             f"{available_bytes} are free: lower num_blocks, cache_bytes or max_num_seqs"
         )
+    if plan.total_bytes + config.host_cache_bytes > available_bytes:
+        raise CapacityError(
+            f"host_cache_bytes is {config.host_cache_bytes}, the cache takes {plan.total_bytes} and {available_bytes} "
+            f"are free: lower host_cache_bytes to at most {available_bytes - plan.total_bytes}"
+        )
     return plan
 
 

@@ -31,6 +31,7 @@ class RequestStatus(Enum):
     """Where a request stands between two steps."""
 
     WAITING = "waiting"
+    LOADING = "loading"
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
@@ -95,8 +96,8 @@ class Request:
     `token_ids` are prompt and output. `prompt_logprobs[i]` belongs to prompt token i, and grows as the prompt is
     computed. `seed` is the one asked for, or one drawn for this request. `grammar` has taken every token that was
     generated, and stays as it is when the request is preempted. `num_cached_tokens` were there when it was first
-    admitted. The state is to be copied at `seal_positions`, as far as they are ahead. Times are readings of the
-    engine's clock, in seconds.
+    admitted. The state is to be copied at `seal_positions`, as far as they are ahead. `may_load` is False after a
+    failed load. Times are readings of the engine's clock, in seconds.
     """
 
     message: GenerateRequest
@@ -112,6 +113,7 @@ class Request:
     num_cached_tokens: int = 0
     num_overtaken: int = 0
     seal_positions: tuple[int, ...] = ()
+    may_load: bool = True
     first_scheduled_s: float | None = None
     last_token_s: float | None = None
     _chain: PrefixChain | None = None

@@ -5,9 +5,9 @@ come first, then prompts, which share what is left of one budget of tokens. Impo
 """
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from perilune.cache.manager import CacheManager
+from perilune.cache.manager import Admission, CacheManager
 from perilune.cache.moves import Move
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, Seal
 from perilune.engine.policy.shares import Claim, share
@@ -36,6 +36,9 @@ class Scheduler:
     there while others go on.
     What a request leaves behind is kept for others, and for itself after a preemption, if `is_sound` says that the
     state in its slot may be.
+
+    A request whose beginning lies in a tier waits while it is loaded, holding its room, and others go on; one that
+    needs what is being loaded for another waits without room. After a load that failed a request computes.
     """
 
     def __init__(
@@ -58,10 +61,11 @@ class Scheduler:
         self._moves: list[Move] = []
         self._waiting: list[Request] = []
         self._running: list[Request] = []
+        self._loading: list[Request] = []
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._loading)
 
     @property
     def num_running(self) -> int:
@@ -88,6 +92,9 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:
             self._running.remove(request)
             self._release(request)
+        elif request.status is RequestStatus.LOADING:
+            self._loading.remove(request)
+            self._cache.abandon(request.request_id)
         else:
             self._waiting.remove(request)
         request.status = RequestStatus.FINISHED
@@ -107,8 +114,23 @@ class Scheduler:
         is_kept = self._cache.wants_state(request_id, position) and self._is_sound(self._cache.state_slot(request_id))
         self._cache.release(request_id, keep_state=position if is_kept else 0)
 
+    def end_loads(self, ended: Iterable[tuple[int, bool]]) -> None:
+        """Let requests run whose loads have succeeded, and wait again those whose loads have not; both by their ids."""
+        for load_id, has_succeeded in ended:
+            request_id = self._cache.end_load(load_id, has_succeeded)
+            for request in [request for request in self._loading if request.request_id == request_id]:
+                self._loading.remove(request)
+                if has_succeeded:
+                    request.status = RequestStatus.RUNNING
+                    insort(self._running, request, key=_order)
+                else:
+                    has_run = request.first_scheduled_s is not None
+                    request.status = RequestStatus.PREEMPTED if has_run else RequestStatus.WAITING
+                    request.num_computed_tokens, request.may_load = 0, False
+                    insort(self._waiting, request, key=_order)
+
     def schedule(self, prompt_limit: Callable[[int], int] | None = None) -> ScheduledBatch:
-        """Plan one step; empty only when there is no request, or when all wait for pictures.
+        """Plan one step; empty only when there is no request, or when all wait for pictures or loads.
 
         `prompt_limit` says, given how many sequences compute one token, how many prompt tokens the step may have.
         """
@@ -122,11 +144,12 @@ class Scheduler:
             self._admit(prompts, budget)
         counts = share(budget, [self._claim(request) for request in prompts], self._prompt_grain)
         planned += [(request, count) for request, count in zip(prompts, counts, strict=True) if count > 0]
-        assert planned or self.awaited_images or not (self._waiting or self._running), "nothing can run"
+        is_idle = not (self._waiting or self._running)
+        assert planned or self.awaited_images or self._cache.num_loads or is_idle, "nothing can run"
         planned.sort(key=lambda item: (item[1] > 1, _order(item[0])))
         sequences = tuple(self._sequence(request, count) for request, count in planned)
         moves, self._moves = tuple(self._moves), []
-        return ScheduledBatch(sequences, num_preempted, moves)
+        return ScheduledBatch(sequences, num_preempted, moves, self._cache.drain_transfers())
 
     def _plan_decodes(self, planned: list[tuple[Request, int]]) -> int:
         """Plan one token for each request that has one pending, oldest first; returns how many were preempted."""
@@ -158,22 +181,25 @@ class Scheduler:
         return Claim(request.message.priority, request.num_pending_tokens, ready, first)
 
     def _admit(self, prompts: list[Request], budget: int) -> None:
-        """Admit waiting requests in order, and into `prompts`, while slots, blocks and budget last.
+        """Admit waiting requests in order, and into `prompts` what can run, while slots, blocks and budget last.
 
         One that gets no blocks, or no tokens beside the prompts that run, lets some short ones pass.
         """
         held_back: list[Request] = []
         for request in self._waiting[:LOOKAHEAD]:
-            if budget <= 0 or len(self._running) >= self._max_num_seqs:
+            if budget <= 0 or self._num_admitted >= self._max_num_seqs:
                 return
             if not _may_pass(request, held_back):
                 continue
-            if self._has_share(request, prompts, budget) and self._enter(request):
-                insort(prompts, request, key=_order)
+            admission = self._ask_cache(request) if self._has_share(request, prompts, budget) else None
+            if admission is None:
+                held_back.append(request)
+            elif not admission.is_deferred:
+                self._enter(request, admission)
+                if request.status is RequestStatus.RUNNING:
+                    insort(prompts, request, key=_order)
                 for passed in held_back:
                     passed.num_overtaken += 1
-            else:
-                held_back.append(request)
             if any(not _may_be_passed(passed) for passed in held_back):
                 return
 
@@ -183,30 +209,36 @@ class Scheduler:
         claims, index = [self._claim(prompt) for prompt in together], together.index(request)
         return share(budget, claims, self._prompt_grain)[index] > 0 or claims[index].num_ready == 0
 
-    def _enter(self, request: Request) -> bool:
-        """Let a waiting request run if the cache has room for it.
+    @property
+    def _num_admitted(self) -> int:
+        return len(self._running) + len(self._loading)
 
-        A block per running request stays free, so that a newcomer is not preempted at the next block boundary.
+    def _ask_cache(self, request: Request) -> Admission | None:
+        """Room for a waiting request, if there is any.
+
+        A block per admitted request stays free, so that a newcomer is not preempted at the next block boundary.
         """
-        admission = self._cache.admit(
+        return self._cache.admit(
             request.request_id,
             request.prefix_chain(self._cache.block_size),
-            num_spare_blocks=len(self._running),
+            num_spare_blocks=self._num_admitted,
             # the logits of a prompt's tokens are there only where they are computed
             takes_up=request.params.prompt_logprobs is None,
+            loads=request.may_load,
             hints=request.message.branch_points,
         )
-        if admission is None:
-            return False
+
+    def _enter(self, request: Request, admission: Admission) -> None:
+        """Let a waiting request run, or wait for its load."""
         self._moves += admission.moves
         request.num_computed_tokens += admission.num_cached_tokens
         request.seal_positions = admission.seal_positions
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = admission.num_cached_tokens
         self._waiting.remove(request)
-        request.status = RequestStatus.RUNNING
-        insort(self._running, request, key=_order)
-        return True
+        is_loading = admission.load_id is not None
+        request.status = RequestStatus.LOADING if is_loading else RequestStatus.RUNNING
+        insort(self._loading if is_loading else self._running, request, key=_order)
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from perilune.engine.stats import EngineStats, HistogramData
+from perilune.engine.stats import EngineStats, HistogramData, TierStats
 
 GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_requests_running": ("Requests in the running batch.", lambda s: s.num_running),
@@ -31,6 +31,20 @@ COUNTERS: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "engine_restarts": ("Engine processes made in place of one that died.", lambda s: s.num_restarts_total),
     "prompt_tokens": ("Prompt tokens computed.", lambda s: s.prompt_tokens_total),
     "generation_tokens": ("Tokens generated.", lambda s: s.generation_tokens_total),
+}
+TIER_GAUGES: dict[str, tuple[str, Callable[[TierStats], float]]] = {
+    "kv_tier_objects": ("Blocks and states that a tier below the cache holds.", lambda t: t.num_objects),
+    "kv_tier_used_bytes": ("What they take.", lambda t: t.bytes_used),
+    "kv_tier_budget_bytes": ("The most that they may take.", lambda t: t.budget_bytes),
+}
+TIER_COUNTERS: dict[str, tuple[str, Callable[[TierStats], float]]] = {
+    "kv_tier_hits": ("Objects that were asked of a tier and loaded.", lambda t: t.num_hits),
+    "kv_tier_misses": ("Objects that were asked of a tier and not there.", lambda t: t.num_misses),
+    "kv_tier_stored": ("Objects that a tier took.", lambda t: t.num_stored),
+    "kv_tier_evicted": ("Objects that had to leave a tier for others.", lambda t: t.num_evicted),
+    "kv_tier_refused": ("Objects that a tier could not take.", lambda t: t.num_refused),
+    "kv_tier_damaged": ("Files of a tier that were not what they claim.", lambda t: t.num_damaged),
+    "kv_tier_failed": ("Reads and writes of a tier that failed.", lambda t: t.num_failed),
 }
 HISTOGRAMS: dict[str, tuple[str, Callable[[EngineStats], HistogramData]]] = {
     "time_to_first_token_seconds": ("From arrival to the first token.", lambda s: s.time_to_first_token_s),
@@ -61,12 +75,34 @@ class EngineCollector(Collector):
             yield counter
         for name, (doc, histogram) in HISTOGRAMS.items():
             yield _histogram(name, doc, histogram(stats), labels)
+        yield from _tier_metrics(stats, labels)
         finished = CounterMetricFamily(
             "perilune:request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
         )
         for reason, count in stats.finished_total.items():
             finished.add_metric([*labels, reason.value], count)
         yield finished
+
+
+def _tier_metrics(stats: EngineStats, labels: list[str]) -> Iterator[Metric]:
+    """One value per tier; nothing of an engine that has none."""
+    names = ["model_name", "tier"]
+    for name, (doc, read) in TIER_GAUGES.items():
+        gauge = GaugeMetricFamily(f"perilune:{name}", doc, labels=names)
+        for tier in stats.tiers:
+            gauge.add_metric([*labels, tier.name], read(tier))
+        yield gauge
+    for name, (doc, read) in TIER_COUNTERS.items():
+        counter = CounterMetricFamily(f"perilune:{name}", doc, labels=names)
+        for tier in stats.tiers:
+            counter.add_metric([*labels, tier.name], read(tier))
+        yield counter
+    hits = CounterMetricFamily(
+        "perilune:prefix_cache_tier_hits", "Tokens that had to be loaded, by tier.", labels=names
+    )
+    for tier_name, num_tokens in stats.tier_tokens_hit_total.items():
+        hits.add_metric([*labels, tier_name], num_tokens)
+    yield hits
 
 
 def _histogram(name: str, doc: str, data: HistogramData, labels: list[str]) -> Metric:

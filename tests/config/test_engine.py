@@ -21,6 +21,9 @@ def test_defaults_are_accepted_and_leave_the_machine_s_choices_open():
         ({"max_model_len": 0}, "max_model_len is 0"),
         ({"cache_bytes": 0}, "cache_bytes is 0"),
         ({"num_blocks": "9"}, "num_blocks is '9'"),
+        ({"host_cache_bytes": -1}, "host_cache_bytes is -1; it must be an integer of at least 0"),
+        ({"host_cache_bytes": True}, "host_cache_bytes is True"),
+        ({"kv_dir": "x", "kv_dir_bytes": 0}, "kv_dir_bytes is 0"),
         ({"dtype": "float16"}, "float32, bfloat16"),
         ({"dense_weights": "int4"}, "dense_weights is 'int4'; allowed are stored, int8, fp8"),
         ({"activations": "fp8"}, "activations is 'fp8'; allowed are exact, int8"),
@@ -54,3 +57,13 @@ def test_the_cache_is_sized_in_one_way_only():
         EngineConfig(cache_bytes=1 << 20, num_blocks=4)
     EngineConfig(cache_bytes=1 << 20)
     EngineConfig(num_blocks=4)
+
+
+def test_a_directory_s_budget_needs_the_directory_and_tiers_need_kept_prefixes():
+    with pytest.raises(ConfigError, match="kv_dir_bytes is 5 and kv_dir names no directory"):
+        EngineConfig(kv_dir_bytes=5)
+    with pytest.raises(ConfigError, match="host_cache_bytes is 5 and prefix_cache is off"):
+        EngineConfig(host_cache_bytes=5, prefix_cache=False)
+    with pytest.raises(ConfigError, match="kv_dir is 'x' and prefix_cache is off"):
+        EngineConfig(kv_dir="x", prefix_cache=False)
+    EngineConfig(host_cache_bytes=5, kv_dir="x", kv_dir_bytes=5)

@@ -11,8 +11,10 @@ from perilune.cache.manager import CacheManager
 from perilune.cache.sealing import SealPolicy
 from perilune.cache.spec import CacheGroupSpec
 from perilune.cache.storage import CacheStorage
+from perilune.cache.tiers.ledger import TierLedger
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.steps.runner import ModelRunner
+from perilune.engine.steps.transfers import TierTransfers
 
 VOCAB = 61
 EOS = 60
@@ -119,11 +121,13 @@ def make_core(
     max_itl_s=None,
     has_priorities=False,
     max_waiting=None,
+    stack=None,
     **options,
 ):
     """A core over a CountingModel, which is its attribute `model`; `options` go to EngineCore.
 
-    Prefixes are kept unless told not to, with `num_kept` slots besides those of running requests.
+    Prefixes are kept unless told not to, with `num_kept` slots besides those of running requests, and what is evicted
+    goes to the tiers of `stack`.
     """
     model = CountingModel()
     storage = CacheStorage(
@@ -133,13 +137,15 @@ def make_core(
         num_slots=max_num_seqs + num_kept,
         dtype="float32",
     )
+    tiers = None if stack is None else TierTransfers(storage, stack)
     core = EngineCore(
-        ModelRunner(model, storage, block_size=block_size),
+        ModelRunner(model, storage, block_size=block_size, tiers=tiers),
         CacheManager(
             num_blocks=num_blocks,
             block_size=block_size,
             num_slots=max_num_seqs + num_kept,
             policy=SealPolicy(interval=16) if keeps else None,
+            ledger=None if stack is None else TierLedger(stack.find, block_size),
         ),
         CoreLimits(
             max_num_seqs,
@@ -152,6 +158,7 @@ def make_core(
             max_waiting=max_waiting,
         ),
         tokenizer,
+        tiers=tiers,
         **options,
     )
     return core, model

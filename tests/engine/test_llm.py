@@ -100,3 +100,16 @@ def test_the_package_exports_what_it_names():
     assert perilune.__version__.count(".") == 2
     with pytest.raises(AttributeError, match="no attribute 'Engine'"):
         perilune.Engine  # noqa: B018
+
+
+def test_what_an_offline_engine_computed_is_there_for_the_next_one(random_checkpoint, tmp_path):
+    settings = {"max_model_len": 64, "dtype": "float32", "kv_dir": tmp_path}
+    prompt, params = list(range(40)), SamplingParams(max_tokens=2, temperature=0.0)
+    first = LLM(random_checkpoint, **settings)
+    (before,) = first.generate([prompt], params)
+    first.close()
+    second = LLM(random_checkpoint, **settings)
+    (after,) = second.generate([prompt], params)
+    second.close()
+    assert (before.num_cached_tokens, after.num_cached_tokens) == (0, 32)
+    assert after.token_ids == before.token_ids

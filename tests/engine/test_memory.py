@@ -114,3 +114,13 @@ def test_room_for_kept_states_can_be_given_besides_the_cache():
 
 def test_no_state_is_kept_where_there_is_none():
     assert plan(prefix_cache=True, groups=(ROWS,)).num_kept_states == 0
+
+
+def test_a_host_tier_that_does_not_fit_is_refused_and_the_remedy_is_true():
+    settings = {"cache_bytes": 400_000, "available_bytes": 500_000}
+    with pytest.raises(CapacityError) as caught:
+        plan(**settings, prefix_cache=True, host_cache_bytes=400_000)
+    most = int(re.search(r"host_cache_bytes to at most (\d+)", str(caught.value))[1])
+    plan(**settings, prefix_cache=True, host_cache_bytes=most)
+    with pytest.raises(CapacityError):
+        plan(**settings, prefix_cache=True, host_cache_bytes=most + 1)

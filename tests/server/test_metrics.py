@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from perilune.engine.stats import EngineStats, Histogram
+from perilune.engine.stats import EngineStats, Histogram, TierStats
 from perilune.server.metrics import EngineCollector
 
 
@@ -21,3 +21,19 @@ def test_buckets_are_cumulative_and_agree_with_count_and_sum():
     assert f'{name}_count{{model_name="moon"}} 4.0' in lines
     assert f'{name}_sum{{model_name="moon"}} {0.05 + 0.5 + 0.6 + 7.0}' in lines
     assert 'perilune:kv_cache_usage_perc{model_name="moon"} 0.25' in lines
+
+
+def test_tiers_have_a_value_each():
+    tiers = (
+        TierStats("host", num_objects=3, bytes_used=30, budget_bytes=100, num_hits=7),
+        TierStats("disk", num_objects=4, bytes_used=40, budget_bytes=200, num_damaged=1),
+    )
+    stats = EngineStats(tiers=tiers, tier_tokens_hit_total={"host": 64, "disk": 0})
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: stats, "moon"))
+    lines = generate_latest(registry).decode().splitlines()
+    assert 'perilune:kv_tier_objects{model_name="moon",tier="host"} 3.0' in lines
+    assert 'perilune:kv_tier_used_bytes{model_name="moon",tier="disk"} 40.0' in lines
+    assert 'perilune:kv_tier_hits_total{model_name="moon",tier="host"} 7.0' in lines
+    assert 'perilune:kv_tier_damaged_total{model_name="moon",tier="disk"} 1.0' in lines
+    assert 'perilune:prefix_cache_tier_hits_total{model_name="moon",tier="host"} 64.0' in lines

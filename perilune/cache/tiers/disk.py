@@ -83,8 +83,7 @@ class DiskTier:
         return is_kept
 
     def delete(self, key: ObjectKey) -> None:
-        self._forget(key)
-        if self.is_owner:
+        if self._forget(key) and self.is_owner:
             self._unlink(key)
 
     def touch(self, keys: Iterable[ObjectKey]) -> None:
@@ -229,9 +228,11 @@ class DiskTier:
             self._forget(key)
             self._num_evicted += 1
 
-    def _forget(self, key: ObjectKey) -> None:
+    def _forget(self, key: ObjectKey) -> bool:
         with self._lock:
-            self._bytes_used -= self._index.pop(key, 0)
+            num_bytes = self._index.pop(key, 0)
+            self._bytes_used -= num_bytes
+            return num_bytes > 0
 
     def _unlink(self, key: ObjectKey) -> None:
         try:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Literal
 
 from perilune.cache.tiers.memory import MemoryTier
@@ -32,7 +33,9 @@ class LoadItem:
 class Load:
     """A load on its way. Until `is_done` somebody may be writing to the places of its items, cancelled or not."""
 
-    def __init__(self) -> None:
+    def __init__(self, items: Sequence[LoadItem]) -> None:
+        self.items = items
+        self.pinned: dict[ObjectKey, Payload] = {}
         self._future: Future[bool] = Future()
         self._cancelled = threading.Event()
 
@@ -116,22 +119,34 @@ class TierStack:
         if self._slow is not None:
             self._slow.delete(key)
 
-    def load(self, items: Sequence[LoadItem]) -> Load:
-        """Load all of these objects or none: begins at once for what memory holds, which stays until the end."""
-        load = Load()
-        held = {} if self._memory is None else self._pin(self._memory, items)
-        self._loaders.submit(self._run, load, items, held)
+    def prepare(self, items: Sequence[LoadItem]) -> Load:
+        """A load of all of these objects or none; what memory holds of them stays there until its end."""
+        load = Load(items)
+        if self._memory is not None:
+            for item in items:
+                payload = None if item.key in load.pinned else self._memory.pin(item.key)
+                if payload is not None:
+                    load.pinned[item.key] = payload
         return load
 
-    def flush(self, within_s: float) -> bool:
-        """Write what memory holds to the slow tier, the most recently used first; whether it was done in time."""
+    def start(self, load: Load) -> None:
+        """Begin a load, in the background."""
+        self._loaders.submit(self._run, load)
+
+    def flush(self, within_s: float, latest: Iterable[tuple[ObjectKey, Payload]] = ()) -> bool:
+        """Write `latest`, the most valuable first, and then what memory holds to the slow tier.
+
+        Returns whether it was done in time; without a slow tier there is nothing to do.
+        """
         if self._writer is None or self._slow is None:
             return True
         deadline_s = time.monotonic() + within_s
         keys = []
         is_complete = True
-        for key, payload in self._worth_writing(self._slow):
-            is_complete = is_complete and self._writer.put(key, payload, deadline_s)
+        for key, payload in self._worth_writing(self._slow, latest):
+            if not self._writer.put(key, payload, deadline_s):
+                is_complete = False
+                break
             keys.append(key)
         is_complete = self._writer.flush(deadline_s) and is_complete
         self._slow.touch(reversed(keys))
@@ -154,47 +169,42 @@ class TierStack:
             if tier is not None:
                 tier.close()
 
-    def _worth_writing(self, slow: ObjectStore) -> Iterator[tuple[ObjectKey, Payload]]:
-        """What memory holds, the most recently used first, as far as `slow` could hold it all."""
+    def _worth_writing(
+        self, slow: ObjectStore, latest: Iterable[tuple[ObjectKey, Payload]]
+    ) -> Iterator[tuple[ObjectKey, Payload]]:
+        """`latest` and what memory holds, the most recently used first, as far as `slow` could hold it all."""
         room = slow.stats().budget_bytes
-        for key, payload in reversed([] if self._memory is None else self._memory.contents()):
+        held = [] if self._memory is None else self._memory.contents()
+        for key, payload in chain(latest, reversed(held)):
             room -= slow.size_of(payload)
             if room < 0:
                 return
             yield key, payload
 
-    def _pin(self, memory: MemoryTier, items: Iterable[LoadItem]) -> dict[ObjectKey, Payload]:
-        pinned = {}
-        for item in items:
-            payload = memory.pin(item.key) if item.key not in pinned and memory.has(item.key) else None
-            if payload is not None:
-                pinned[item.key] = payload
-        return pinned
-
-    def _run(self, load: Load, items: Sequence[LoadItem], held: dict[ObjectKey, Payload]) -> None:
+    def _run(self, load: Load) -> None:
         has_succeeded = False
         try:
-            has_succeeded = all(self._place(load, item, held) for item in items)
+            has_succeeded = all(self._place(load, item) for item in load.items)
         except Exception:
             _LOG.exception("a cached prompt could not be loaded")
         finally:
+            self._settle(load)
             load.finish(has_succeeded)
-            self._settle(items, held)
 
-    def _settle(self, items: Sequence[LoadItem], held: dict[ObjectKey, Payload]) -> None:
+    def _settle(self, load: Load) -> None:
         """Let go of what was loaded, its end first: a prompt's beginning is of use to more, and stays longer."""
-        keys = [item.key for item in reversed(items)]
+        keys = [item.key for item in reversed(load.items)]
         if self._memory is not None:
             for key in keys:
-                if held.pop(key, None) is not None:
+                if load.pinned.pop(key, None) is not None:
                     self._memory.unpin(key)
         if self._slow is not None:
             self._slow.touch(keys)
 
-    def _place(self, load: Load, item: LoadItem, held: dict[ObjectKey, Payload]) -> bool:
+    def _place(self, load: Load, item: LoadItem) -> bool:
         if load.is_cancelled:
             return False
-        payload = held.get(item.key)
+        payload = load.pinned.get(item.key)
         if payload is None and self._writer is not None:
             payload = self._writer.waiting(item.key)
         if payload is None and self._slow is not None:

@@ -23,6 +23,8 @@ from perilune.grammar.matcher import GrammarState
 
 _LOG = logging.getLogger(__name__)
 _LAST_STEP_S = 60.0
+# what the cache holds may take so long to be written to disk at the end
+_SAVING_S = 30.0
 DEFAULT_STEP_TIMEOUT_S = 300.0
 
 
@@ -170,6 +172,7 @@ class EngineLoop:
         except BaseException as error:
             _LOG.exception("the engine thread died")
             self._failure = f"the engine died: {type(error).__name__}: {error}"
+        self._core.close(_SAVING_S if self._failure is None else 0.0)
         with self._condition:
             self._phase = Phase.STOPPED
             left = list(self._inbox)

@@ -18,6 +18,7 @@ from perilune.engine.images.encoder import ImageEncoder
 from perilune.engine.request import Request
 from perilune.engine.steps.replay import ReplayedSteps, fill_table_row
 from perilune.engine.steps.rounds import Round, cut_at_seals
+from perilune.engine.steps.transfers import TierTransfers
 from perilune.models.inputs import ForwardBatch, Seals
 from perilune.ops.threads import torch_stands_back
 from perilune.sampling.logprobs import SampledToken, SamplingFailure, TokenLogprob
@@ -42,15 +43,23 @@ class LanguageModel(Protocol):
 class ModelRunner:
     """Runs planned steps; owns the cache's tensors, and keeps between steps only how to replay them.
 
-    `images` embeds pictures and keeps what it embedded last; None for a model that sees none.
+    `images` embeds pictures and keeps what it embedded last; None for a model that sees none. `tiers` carries what
+    steps save and load, and has to be there if they do.
     """
 
     def __init__(
-        self, model: LanguageModel, storage: CacheStorage, *, block_size: int, images: ImageEncoder | None = None
+        self,
+        model: LanguageModel,
+        storage: CacheStorage,
+        *,
+        block_size: int,
+        images: ImageEncoder | None = None,
+        tiers: TierTransfers | None = None,
     ):
         self._model = model
         self._images = images
         self._storage = storage
+        self._tiers = tiers
         self._block_size = block_size
         self._replayed = ReplayedSteps(model, model.way, block_size)
         self._sampler = Sampler()
@@ -58,7 +67,7 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step: writes the cache of its sequences and chooses tokens for those that need one."""
         self._model.take_faults()  # of a step that raised
-        self._storage.move(batch.moves)
+        self._carry(batch)
         if not batch.sequences:
             return StepResult()
         self._storage.zero_slots([item.state_slot for item in batch.sequences if item.num_computed_tokens == 0])
@@ -76,6 +85,14 @@ class ModelRunner:
                 logits_RV = self._model(replace(inputs, seals=_seals(rounds)))
             result = self._result(pieces, logits_RV)
         return _without_failed(result, pieces, self._model.take_faults())
+
+    def _carry(self, batch: ScheduledBatch) -> None:
+        """What a step does before it computes; loads begin where nothing that they overwrite is wanted any more."""
+        if self._tiers is not None:
+            self._tiers.save(batch.transfers)
+        self._storage.move(batch.moves)
+        if self._tiers is not None:
+            self._tiers.start_loads()
 
     def is_sound(self, slot: int) -> bool:
         """Whether the state in a slot may be kept for others."""

@@ -24,6 +24,12 @@ class Places:
         return [self.item(number) for number in numbers]
 
 
+def begin(stack, items):
+    load = stack.prepare(items)
+    stack.start(load)
+    return load
+
+
 @pytest.fixture
 def places():
     return Places()
@@ -47,7 +53,7 @@ def test_without_tiers_nothing_is_found_and_nothing_fails(open_stack, places):
     stack.save(key(0), payload(0))
     assert stack.is_empty
     assert stack.find(key(0)) is None
-    assert not stack.load(places.items(0)).wait(LONG_S)
+    assert not begin(stack, places.items(0)).wait(LONG_S)
     assert stack.flush(LONG_S)
     assert stack.stats() == ()
 
@@ -58,7 +64,7 @@ def test_what_memory_has_no_room_for_is_found_on_disk(open_stack, places, tmp_pa
         stack.save(key(number), payload(number))
     assert stack._writer.flush(time.monotonic() + LONG_S)
     assert [stack.find(key(number)) for number in range(6)] == ["disk"] * 3 + ["host"] * 2 + [None]
-    assert stack.load(places.items(0, 3, 1, 4)).wait(LONG_S)
+    assert begin(stack, places.items(0, 3, 1, 4)).wait(LONG_S)
     assert places.filled == {number: bytes(payload(number)) for number in (0, 3, 1, 4)}
     host, disk = stack.stats()
     assert (host.name, host.num_hits, host.num_objects) == ("host", 2, 2)
@@ -70,14 +76,14 @@ def test_an_object_on_its_way_to_disk_is_found_and_loaded(open_stack, places):
     stack = open_stack(0, store)
     stack.save(key(0), payload(0))
     assert stack.find(key(0)) == "host"
-    assert stack.load(places.items(0)).wait(LONG_S)
+    assert begin(stack, places.items(0)).wait(LONG_S)
     store.gate.set()
 
 
 def test_a_load_of_which_one_object_is_gone_fails_as_a_whole(open_stack, places):
     stack = open_stack(5000)
     stack.save(key(0), payload(0))
-    load = stack.load(places.items(0, 1))
+    load = begin(stack, places.items(0, 1))
     assert not load.wait(LONG_S)
     assert load.is_done
     assert not load.has_succeeded
@@ -91,11 +97,11 @@ def test_a_place_or_a_store_that_raises_fails_the_load_and_the_next_one_works(op
     def refuse(_):
         raise ValueError("of the wrong size")
 
-    assert not stack.load([LoadItem(key(0), refuse)]).wait(LONG_S)
+    assert not begin(stack, [LoadItem(key(0), refuse)]).wait(LONG_S)
     assert "could not be loaded" in caplog.text
     store.is_broken = True
-    assert not stack.load(places.items(7)).wait(LONG_S)
-    assert stack.load(places.items(0)).wait(LONG_S)
+    assert not begin(stack, places.items(7)).wait(LONG_S)
+    assert begin(stack, places.items(0)).wait(LONG_S)
 
 
 def test_a_cancelled_load_is_done_only_when_nobody_writes_any_more(open_stack, places):
@@ -108,7 +114,7 @@ def test_a_cancelled_load_is_done_only_when_nobody_writes_any_more(open_stack, p
 
     for number in range(2):
         stack.save(key(number), payload(number))
-    load = stack.load([LoadItem(key(0), slow), *places.items(1)])
+    load = begin(stack, [LoadItem(key(0), slow), *places.items(1)])
     began.wait()
     load.cancel()
     assert not load.is_done
@@ -127,7 +133,7 @@ def test_what_is_being_loaded_does_not_leave_memory_meanwhile(open_stack, places
 
     for number in range(2):
         stack.save(key(number), payload(number))
-    load = stack.load([LoadItem(key(0), slow), *places.items(1)])
+    load = begin(stack, [LoadItem(key(0), slow), *places.items(1)])
     began.wait()
     for number in range(2, 6):
         stack.save(key(number), payload(number))
@@ -140,7 +146,7 @@ def test_what_is_being_loaded_does_not_leave_memory_meanwhile(open_stack, places
 def test_the_end_of_a_load_is_told_once_and_also_when_it_is_over_already(open_stack, places):
     stack = open_stack(2000)
     stack.save(key(0), payload(0))
-    load, told = stack.load(places.items(0)), []
+    load, told = begin(stack, places.items(0)), []
     load.wait(LONG_S)
     load.on_done(lambda: told.append(1))
     assert told == [1]
@@ -200,7 +206,7 @@ def test_loads_of_many_threads_and_saves_leave_the_budget_and_no_pin(open_stack,
         stack.save(key(number), payload(number))
         places = Places()
         wanted = range(max(0, number - 25), number + 1)
-        found.append((stack.load(places.items(*wanted)), places, wanted))
+        found.append((begin(stack, places.items(*wanted)), places, wanted))
     for load, places, wanted in found:
         assert load.wait(LONG_S)
         assert places.filled == {number: bytes(payload(number)) for number in wanted}
