@@ -1,5 +1,7 @@
 """Where tests find checkpoints with known answers."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,14 @@ def released_configs() -> dict[str, ModelConfig]:
 def micro_checkpoint() -> Path:
     """The small golden checkpoint that every clone carries."""
     return TESTS / "goldens" / "k31-micro"
+
+
+@pytest.fixture(autouse=True)
+def logs_as_before() -> Iterator[None]:
+    """What a test makes of the process's log lines ends with it: its stderr may be closed by then."""
+    loggers = [logging.getLogger(), logging.getLogger("perilune")]
+    before = [(logger, list(logger.handlers), logger.level) for logger in loggers]
+    yield
+    for logger, handlers, level in before:
+        logger.handlers[:] = handlers
+        logger.setLevel(level)
