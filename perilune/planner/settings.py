@@ -27,7 +27,8 @@ def serve_options(plan: Plan, question: Question) -> list[str]:
     per_request = stage.state_bytes + stage.rows_bytes(blocks * defaults.block_size)
     options = ["--dtype", "float32" if plan.precision.dense == "float32" else "bfloat16"]
     options += ["--max-model-len", str(question.context), "--max-num-seqs", str(question.concurrency)]
-    options += ["--cache-memory", str(question.concurrency * per_request)]
+    # states kept of earlier requests would take their room from it
+    options += ["--cache-memory", str(question.concurrency * per_request), "--state-cache-memory", "0"]
     if question.concurrency > defaults.max_num_batched_tokens:
         options += ["--max-num-batched-tokens", str(question.concurrency)]
     return options

@@ -15,8 +15,8 @@ def tensors_in(value):
     return [tensor for item in value for tensor in tensors_in(item)] if isinstance(value, list | tuple) else []
 
 
-# changes the float32 copy that a sampler makes of its logits
-_FLOAT32_ONLY = {"penalize"}
+# they work on what is float32 in every model: the copy that a sampler makes of its logits, turns of positions
+_FLOAT32_ONLY = {"penalize", "rotary_turns"}
 
 
 def test_every_public_op_has_cases_in_both_dtypes_with_different_names():

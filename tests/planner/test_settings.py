@@ -34,6 +34,7 @@ def test_perilune_gives_the_asked_requests_their_place_with_these_options(k31, n
         max_model_len=int(values["--max-model-len"]),
         max_num_seqs=int(values["--max-num-seqs"]),
         cache_bytes=int(values["--cache-memory"]),
+        state_cache_bytes=int(values["--state-cache-memory"]),
         max_num_batched_tokens=int(values.get("--max-num-batched-tokens", EngineConfig().max_num_batched_tokens)),
     )
     cache = plan_cache(

@@ -85,7 +85,10 @@ def test_a_request_that_took_too_long_is_status_408_in_the_shape_of_openai(serve
 def test_a_message_that_took_too_long_is_status_504_in_the_shape_of_anthropic(serve):
     answer = post(serve(late(3)), MESSAGES)
     assert (answer.status_code, answer.headers["x-should-retry"]) == (504, "false")
-    assert answer.json() == {"type": "error", "error": {"type": "timeout_error", "message": LATE}}
+    assert answer.json() == {
+        "type": "error",
+        "error": {"type": "timeout_error", "message": LATE, "details": {"error_code": "timeout"}},
+    }
 
 
 def test_the_official_clients_do_not_ask_again_when_the_time_is_over(serve):

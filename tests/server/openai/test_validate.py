@@ -23,7 +23,7 @@ WRONG_IN_BOTH = [
     ({"temperature": [1]}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.1}, "top_p"),
-    ({"top_k": -1}, "top_k"),
+    ({"top_k": -2}, "top_k"),
     ({"top_k": 1.5}, "top_k"),
     ({"min_p": 2}, "min_p"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
