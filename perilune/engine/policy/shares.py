@@ -28,14 +28,13 @@ def share(budget: int, claims: Sequence[Claim], grain: int = 1) -> list[int]:
     the oldest prompt always gets on and each prompt becomes the oldest in time. The other half goes to the rest, the
     shortest first, so that a short prompt waits for shorter ones only. What either half leaves, the other takes.
 
-    A prompt is cut at multiples of `grain` tokens, unless the budget is too small for that.
+    A prompt is cut at multiples of `grain` tokens, unless the whole budget is smaller than that.
     """
+    if budget < grain:
+        grain = 1
     shares: list[int] = []
     for _, group in groupby(claims, key=lambda claim: claim.priority):
         shares += _share_equals(budget - sum(shares), list(group), grain)
-    first = next((index for index, claim in enumerate(claims) if claim.num_ready > 0), None)
-    if first is not None and not any(shares):
-        shares[first] = min(budget, claims[first].num_ready)
     return shares
 
 

@@ -50,3 +50,16 @@ def test_nothing_is_wasted_and_nobody_gets_more_than_there_is(budget, drawn):
     given_out = share(budget, asked)
     assert all(0 <= got <= claim.num_ready for got, claim in zip(given_out, asked, strict=True))
     assert sum(given_out) == min(budget, sum(claim.num_ready for claim in asked))
+
+
+@given(st.integers(1, 200), st.sampled_from((1, 16, 64)), st.integers(0, 30), st.integers(0, 150))
+def test_the_oldest_gets_on_under_any_budget_and_grain_however_many_short_prompts_there_are(
+    budget, grain, num_short, start
+):
+    long = Claim(0, 10_000, 10_000, start)
+    given_out = share(budget, [long, *[Claim(0, 10, 10)] * num_short], grain)
+    assert given_out[0] >= 1
+    assert min(given_out) >= 0
+    assert sum(given_out) <= budget
+    if budget >= grain:
+        assert (start + given_out[0]) % grain == 0
