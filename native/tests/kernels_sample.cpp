@@ -39,7 +39,7 @@ TEST(pairs_and_scale) {
   for (Type type : kActivations)
     for (int64_t count : {0, 1, 15, 40001}) {
       const Array x = random_array(type, count, random), z = random_array(type, count, random, 20);
-      for (auto kernel : {&Kernels::add_rows, &Kernels::gate_rows})
+      for (auto kernel : {&Kernels::add_rows, &Kernels::gate_rows, &Kernels::swiglu})
         check_laws("pair " + shown(type), 1, tolerance_of(type), [&](const Kernels& kernels, int64_t, int64_t) {
           Array y(type, count);
           (kernels.*kernel)({x.data(), z.data(), type, count, y.data()});
@@ -68,12 +68,12 @@ TEST(sample_tokens) {
           for (double setting : {row % 4 * 0.5, row % 3 * 9.0, row % 2 == 0 ? 1.0 : 0.8, row % 5 == 0 ? 0.1 : 0.0, uniform(random)})
             settings.push_back(setting);
         check_laws("sample_tokens " + shown(type), rows, 0.0, [&](const Kernels& kernels, int64_t first, int64_t count) {
-          std::vector<int64_t> ids(static_cast<size_t>(count));
+          std::vector<int64_t> ids(static_cast<size_t>(count)), masses(static_cast<size_t>(count * columns));
           Array best(Type::f32, count);
           kernels.sample_tokens({logits.at(first * columns), type, count, columns,
                                  is_masked ? mask.data() + first * words : nullptr,
-                                 settings.data() + first * kSampleSettings, ids.data(), best.as<float>()});
-          return std::vector<Output>{output(ids), output(best)};
+                                 settings.data() + first * kSampleSettings, ids.data(), best.as<float>(), masses.data()});
+          return std::vector<Output>{output(ids), output(best), output(masses)};
         });
       }
 }
