@@ -197,10 +197,15 @@ class CacheManager:
         for forgotten in self._index.snapshots():
             yield from carries([forgotten])
 
-    def extend(self, request_id: str, num_tokens: int) -> bool:
-        """Let an admitted request hold `num_tokens` tokens in all; False, with nothing changed, when blocks run out."""
+    def extend(self, request_id: str, num_tokens: int, *, num_spare_blocks: int = 0) -> bool:
+        """Let an admitted request hold `num_tokens` tokens in all; False, with nothing changed, when blocks run out.
+
+        Blocks that are missing count as there only if `num_spare_blocks` stay free.
+        """
         holding = self._holdings[request_id]
         missing = self._blocks_for(num_tokens) - len(holding.block_ids)
+        if missing > 0 and self._blocks.num_available < missing + num_spare_blocks:
+            return False
         block_ids = self._blocks.take(max(0, missing))
         if block_ids is None:
             return False

@@ -35,6 +35,7 @@ class CacheStorage:
     ):
         seats = {"paged": (num_blocks, block_size), "state": (num_slots,)}
         self._groups = tuple(groups)
+        self.num_slots = num_slots
         self.views: Mapping[str, torch.Tensor] = {
             group.name: _untouched_zeros(
                 (group.num_layers, *seats[group.kind], *group.row_shape),

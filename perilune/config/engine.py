@@ -19,6 +19,11 @@ AUTO, MXFP4 = "auto", "mxfp4"
 MXFP4_GROUP = 32
 CACHE_DTYPES = (AUTO, FP8, INT8)
 INDEX_CACHE_DTYPES = (AUTO, FP8, INT8, MXFP4)
+OFF, NGRAM, DSPARK = "off", "ngram", "dspark"
+# where a checkpoint may bring its own draft
+DRAFT_FOLDER = "draft"
+# guesses of a copied continuation, where nobody says how many
+NGRAM_DRAFTS = 7
 FCFS, PRIORITY = "fcfs", "priority"
 SCHEDULING_POLICIES = (FCFS, PRIORITY)
 
@@ -50,7 +55,12 @@ class EngineConfig:
     with, per 32 columns. `cache_dtype` says what the cached rows of attention hold: "auto" the compute dtype, "fp8"
     (E4M3) and "int8" 8 bits and a scale per 128 values; `index_cache_dtype` the same for index keys, "mxfp4" 4 bits and
     a scale per 32. With `expert_cache_bytes` routed experts stay in the checkpoint's files, and so many bytes of memory
-    hold those used most; None keeps them all mapped. `ops` maps an op's name to the backend it must use.
+    hold those used most; None keeps them all mapped. `speculative` says who guesses tokens that a step verifies: "off"
+    nobody, "ngram" a copy of what followed the text's end before, "dspark" the draft model in the checkpoint's folder
+    `draft`, anything else is the directory of a draft model;
+    `num_drafts` is the most guesses of an answer in a step, None as many as a draft's blocks yield, or 7. No guess
+    changes an answer. `draft_rope_theta` and `draft_rope_interleaved` are for drafts whose configuration leaves that
+    open or wrong. `ops` maps an op's name to the backend it must use.
     """
 
     max_num_seqs: int = 16
@@ -75,13 +85,17 @@ class EngineConfig:
     cache_dtype: str = AUTO
     index_cache_dtype: str = AUTO
     expert_cache_bytes: int | None = None
+    speculative: str = OFF
+    num_drafts: int | None = None
+    draft_rope_theta: float | None = None
+    draft_rope_interleaved: bool | None = None
     eps: NormEps = field(default_factory=NormEps)
     ops: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "state_interval", "image_cache_bytes"):
             _check_positive(name, getattr(self, name))
-        for name in ("max_model_len", "cache_bytes", "num_blocks", "kv_dir_bytes", "expert_cache_bytes"):
+        for name in ("max_model_len", "cache_bytes", "num_blocks", "kv_dir_bytes", "expert_cache_bytes", "num_drafts"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         if self.max_waiting is not None and (type(self.max_waiting) is not int or self.max_waiting < 0):
@@ -101,6 +115,7 @@ class EngineConfig:
         if self.state_cache_bytes is not None:
             self._check_state_cache(self.state_cache_bytes)
         self._check_tiers()
+        self._check_drafting()
         if self.dtype is not None and self.dtype not in COMPUTE_DTYPES:
             raise ConfigError(f"dtype is {self.dtype!r}; allowed are {', '.join(COMPUTE_DTYPES)}")
         choices = {
@@ -125,6 +140,22 @@ class EngineConfig:
             raise ConfigError(
                 f"state_cache_bytes is {num_bytes} and prefix_cache is off, which keeps no states: give one of them"
             )
+
+    def _check_drafting(self) -> None:
+        if not isinstance(self.speculative, str) or not self.speculative:
+            raise ConfigError(
+                f"speculative is {self.speculative!r}; allowed are {OFF}, {NGRAM}, {DSPARK} and a draft's directory"
+            )
+        if self.num_drafts is not None and self.speculative == OFF:
+            raise ConfigError(f"num_drafts is {self.num_drafts} and speculative is off: give both or neither")
+        for name in ("draft_rope_theta", "draft_rope_interleaved"):
+            if getattr(self, name) is not None and self.speculative in (OFF, NGRAM):
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r} and speculative is {self.speculative}, which has no draft "
+                    "model: give a draft's directory, or leave it out"
+                )
+        if self.draft_rope_theta is not None and not 0 < self.draft_rope_theta < float("inf"):
+            raise ConfigError(f"draft_rope_theta is {self.draft_rope_theta}; it must be a finite number above 0")
 
     def _check_tiers(self) -> None:
         num_bytes = self.host_cache_bytes

@@ -29,6 +29,9 @@ class ScheduledSequence:
     tokens, so that the step ends with choosing the next one. `logprob_targets` are the positions of the prompt tokens
     whose log-probabilities this step yields; each comes from the logits of the position before it. `seals` are
     ascending, behind the first of `token_ids` and not past the last.
+
+    Behind its last known token a step may verify guesses, for at most `most_drafts` of which there is room; when they
+    are made, `num_drafts` of them end `token_ids`.
     """
 
     request: Request
@@ -39,10 +42,17 @@ class ScheduledSequence:
     needs_token: bool
     logprob_targets: range
     seals: tuple[Seal, ...] = ()
+    most_drafts: int = 0
+    num_drafts: int = 0
 
     @property
     def num_scheduled_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def draft_ids(self) -> tuple[int, ...]:
+        """The guesses behind the last known token."""
+        return self.token_ids[self.num_scheduled_tokens - self.num_drafts :]
 
     @property
     def seq_len(self) -> int:
@@ -51,9 +61,14 @@ class ScheduledSequence:
 
     @property
     def logits_rows(self) -> list[int]:
-        """Indices into `token_ids` whose logits are wanted: one per target, then the last one if a token is needed."""
-        rows = [target - 1 - self.num_computed_tokens for target in self.logprob_targets]
-        return [*rows, self.num_scheduled_tokens - 1] if self.needs_token else rows
+        """Indices into `token_ids` whose logits are wanted: one per target, then those of `token_rows`."""
+        return [*(target - 1 - self.num_computed_tokens for target in self.logprob_targets), *self.token_rows]
+
+    @property
+    def token_rows(self) -> range:
+        """Indices into `token_ids` whose logits choose tokens: the last known token's, if needed, and each guess's."""
+        end = self.num_scheduled_tokens
+        return range(end - 1 - self.num_drafts, end) if self.needs_token else range(0)
 
 
 @dataclass(frozen=True)
@@ -87,10 +102,11 @@ class ScheduledBatch:
 class StepResult:
     """What a step yielded, by request id.
 
-    A request that failed has an entry in `failures`, which says why, and none in `tokens`. `prompt_logprobs` are those
-    of the prompt tokens that follow the ones the request already has.
+    `tokens` are those that follow the known ones, in order: one, and one more for each guess that was right. A request
+    that failed has an entry in `failures`, which says why, and none in `tokens`. `prompt_logprobs` are those of the
+    prompt tokens that follow the ones the request already has.
     """
 
-    tokens: Mapping[str, SampledToken] = field(default_factory=dict)
+    tokens: Mapping[str, Sequence[SampledToken]] = field(default_factory=dict)
     failures: Mapping[str, str] = field(default_factory=dict)
     prompt_logprobs: Mapping[str, Sequence[TokenLogprob]] = field(default_factory=dict)

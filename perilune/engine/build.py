@@ -20,11 +20,14 @@ from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.images.encoder import ImageEncoder
 from perilune.engine.memory import check_streamed, plan_cache
+from perilune.engine.steps.draft_model import open_draft
 from perilune.engine.steps.runner import ModelRunner
+from perilune.engine.steps.speculation import Speculation
 from perilune.engine.steps.transfers import TierTransfers
 from perilune.engine.tiers import open_tiers
 from perilune.errors import CapacityError, ConfigError
 from perilune.models.accounting import account
+from perilune.models.draft.model import DraftModel
 from perilune.models.model import KimiModel, build_model
 from perilune.models.stream import open_stream
 from perilune.ops.linear import LinearWeight
@@ -45,12 +48,16 @@ def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
 
     Raises CheckpointError, ConfigError, BackendError or CapacityError.
     """
-    load_model_config(checkpoint)  # a wrong directory is best explained by its missing config.json
+    # a wrong directory is best explained by its missing config.json
+    opened = open_draft(checkpoint, config, load_model_config(checkpoint))
     tokenizer = Tokenizer.load(checkpoint)
     model = load_model(checkpoint, config)
     media = None if model.vision is None else _load_media(checkpoint, model.config)
+    draft = None if opened is None else opened.build(model)
     weights = None if config.kv_dir is None else checkpoint_identity(checkpoint)
-    return assemble_engine(model, tokenizer, config, media, weights=weights)
+    if weights is not None and opened is not None:  # whose rows lie beside those of the model
+        weights += checkpoint_identity(opened.directory)
+    return assemble_engine(model, tokenizer, config, media, weights=weights, draft=draft)
 
 
 def _load_media(checkpoint: Path, config: ModelConfig) -> MediaConfig:
@@ -126,21 +133,24 @@ def assemble_engine(
     media: MediaConfig | None = None,
     *,
     weights: str | None = None,
+    draft: DraftModel | None = None,
 ) -> EngineCore:
     """Put cache, scheduler and runner around a model; without a tokenizer, stop strings are refused.
 
     `media` says how a model with a vision tower wants its pictures; without it pictures are refused.
-    `weights` says which checkpoint the model is of, for what it leaves in a `kv_dir`.
+    `weights` says which checkpoint the model is of, for what it leaves in a `kv_dir`. `draft` guesses tokens.
     """
     model_config = model.config
     dtype = next(name for name, value in _TORCH_DTYPES.items() if value is model.dtype)
-    groups = model.cache_groups()
+    speculation = Speculation.of(model, draft, config, dtype)
+    served = model if speculation is None else speculation.served
+    groups = served.cache_groups()
     plan = plan_cache(
         config,
         groups,
         model_dtype=dtype,
         max_position_embeddings=model_config.max_position_embeddings,
-        available_bytes=available_memory_bytes(),
+        available_bytes=available_memory_bytes() - (0 if speculation is None else speculation.record_bytes),
     )
     storage = CacheStorage(
         groups,
@@ -154,8 +164,12 @@ def assemble_engine(
         images = ImageEncoder(model.vision, media, model.dtype, cache_bytes=config.image_cache_bytes)
     stack = open_tiers(config, groups, dtype=dtype, weights=weights)
     tiers = None if stack is None else TierTransfers(storage, stack)
+    drafting = None if speculation is None else speculation.drafting(storage)
+    runner = ModelRunner(served, storage, block_size=plan.block_size, images=images, tiers=tiers, drafting=drafting)
+    if speculation is not None and drafting is not None:
+        speculation.measure(runner, drafting, plan)
     return EngineCore(
-        ModelRunner(model, storage, block_size=plan.block_size, images=images, tiers=tiers),
+        runner,
         CacheManager(
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
@@ -178,4 +192,5 @@ def assemble_engine(
         tokenizer,
         images=images,
         tiers=tiers,
+        drafting=drafting,
     )

@@ -6,8 +6,8 @@ One thread owns a core. It never waits: whoever calls `step` decides when. It kn
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence, Set
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,10 +26,9 @@ from perilune.engine.request import (
     Request,
     RequestOutput,
     RequestStatus,
-    TokenLogprob,
 )
 from perilune.engine.scheduler import Scheduler
-from perilune.engine.stats import EngineStats, StatsRecorder
+from perilune.engine.stats import DraftStats, EngineStats, StatsRecorder
 from perilune.errors import RequestError
 from perilune.grammar.compiler import GrammarCompiler
 from perilune.grammar.matcher import GrammarState
@@ -67,6 +66,19 @@ class Tiers(Protocol):
     def close(self, latest: Iterable[Carry], within_s: float) -> None: ...
 
 
+class Drafting(Protocol):
+    """What the core needs of whatever guesses tokens that a step verifies."""
+
+    @property
+    def num_drafts(self) -> int: ...
+
+    def lengths(self, requests: Sequence[Request], most: Sequence[int], budget: int) -> Sequence[int]: ...
+
+    def keep(self, taken: Mapping[str, Sequence[int]]) -> None: ...
+
+    def stats(self) -> DraftStats: ...
+
+
 class Pictures(Protocol):
     """What the core needs of whatever embeds pictures."""
 
@@ -79,6 +91,20 @@ class Pictures(Protocol):
 class _Live:
     request: Request
     text: TextStream | None
+
+
+@dataclass
+class _News:
+    """What a step means for a request: tokens in order, and whether and why it ends, or fails, with the last."""
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [sampled.token_id for sampled in self.tokens]
 
 
 class EngineCore:
@@ -98,6 +124,7 @@ class EngineCore:
         *,
         images: Pictures | None = None,
         tiers: Tiers | None = None,
+        drafting: Drafting | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.limits = limits
@@ -111,11 +138,13 @@ class EngineCore:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             prompt_grain=limits.prompt_grain,
+            num_drafts=0 if drafting is None else drafting.num_drafts,
             is_embedded=images.is_embedded if images is not None else lambda _: True,
             is_sound=runner.is_sound,
         )
         self._images = images
         self._tiers = tiers
+        self._drafting = drafting
         self._budget = None
         if limits.max_itl_s is not None:
             self._budget = StepBudget(limits.max_itl_s, limits.max_num_batched_tokens)
@@ -218,7 +247,7 @@ class EngineCore:
         embedding_s = self._clock() - began_s
         limit = None if self._budget is None else partial(self._budget.prompt_tokens, spent_s=embedding_s)
         self._take_loads(0.0)
-        batch = self._scheduler.schedule(limit)
+        batch = self._scheduler.schedule(limit, None if self._drafting is None else self._drafting.lengths)
         outputs += self._run_batch(batch)
         self._observe(batch, began_s, embedding_s)
         return outputs
@@ -282,13 +311,16 @@ class EngineCore:
         self._recorder.on_step(batch, began_s)
         try:
             result = self._runner.execute(batch)
+            news = {item.request.request_id: self._take(item, result) for item in batch.sequences}
+            if self._drafting is not None:
+                self._drafting.keep({request_id: found.token_ids for request_id, found in news.items()})
         except Exception as error:
             requests = [sequence.request for sequence in batch.sequences]
             _LOG.exception("a step of %d requests failed", len(requests), extra=_log_ids(requests))
             reason = f"a step of the engine failed ({type(error).__name__}); its log says where"
             return [self._fail(sequence.request, reason) for sequence in batch.sequences]
         self._step_s = self._clock() - began_s
-        outputs = [self._commit(sequence, result) for sequence in batch.sequences]
+        outputs = [self._commit(sequence, news[sequence.request.request_id]) for sequence in batch.sequences]
         return [output for output in outputs if output is not None]
 
     def stats(self) -> EngineStats:
@@ -297,6 +329,7 @@ class EngineCore:
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
             tiers=() if self._tiers is None else self._tiers.stats(),
+            drafts=None if self._drafting is None else self._drafting.stats(),
         )
 
     def check_integrity(self) -> None:
@@ -310,32 +343,45 @@ class EngineCore:
         if self._tiers is not None:
             self._tiers.close(self._cache.snapshots(), within_s)
 
-    def _commit(self, sequence: ScheduledSequence, result: StepResult) -> RequestOutput | None:
-        """Take over what the step yielded for one request."""
-        request = sequence.request
-        failure = result.failures.get(request.request_id)
-        if failure is not None:
-            return self._fail(request, failure)
-        request.num_computed_tokens = sequence.seq_len
-        self._cache.commit(request.request_id, sequence.seq_len)
+    def _take(self, sequence: ScheduledSequence, result: StepResult) -> _News:
+        """Give a request the tokens that the step yielded for it, up to the one that ends it."""
+        request, news = sequence.request, _News()
+        news.error = result.failures.get(request.request_id)
+        if news.error is not None:
+            return news
         request.prompt_logprobs.extend(result.prompt_logprobs.get(request.request_id, ()))
-        if not sequence.needs_token:
-            return None
-        sampled = result.tokens[request.request_id]
-        request.token_ids.append(sampled.token_id)
+        for sampled in result.tokens[request.request_id] if sequence.needs_token else ():
+            news.tokens.append(sampled)
+            self._take_token(request, sampled.token_id, news)
+            if news.reason is not None or news.error is not None:
+                break
+        return news
+
+    def _take_token(self, request: Request, token_id: int, news: _News) -> None:
+        request.token_ids.append(token_id)
         self._recorder.on_token(request, self._clock())
         if request.grammar is not None:
-            request.grammar.advance(sampled.token_id)
+            request.grammar.advance(token_id)
             if request.grammar.error is not None:
-                return self._fail(request, f"the grammar failed: {request.grammar.error}")
+                news.error = f"the grammar failed: {request.grammar.error}"
+                return
         try:
-            reason, stop_reason = self._end(request, sampled.token_id)
+            news.reason, news.stop_reason = self._end(request, token_id)
         except Exception as error:
             _LOG.exception("the text of request %s failed", request.request_id, extra=_log_ids([request]))
-            return self._fail(request, f"the text failed: {type(error).__name__}: {error}")
-        if reason is not None:
-            return self._finish(request, reason, sampled, stop_reason=stop_reason)
-        return _output(request, sampled)
+            news.error = f"the text failed: {type(error).__name__}: {error}"
+
+    def _commit(self, sequence: ScheduledSequence, news: _News) -> RequestOutput | None:
+        """Count what the step has computed for a request, and end it where it ends."""
+        request = sequence.request
+        if news.error is not None:
+            return self._fail(request, news.error, news.tokens[:-1])
+        # the token behind the last that is known, and behind each guess that was right
+        request.num_computed_tokens = sequence.seq_len + max(0, len(news.tokens) - 1)
+        self._cache.commit(request.request_id, request.num_computed_tokens)
+        if news.reason is not None:
+            return self._finish(request, news.reason, news.tokens, stop_reason=news.stop_reason)
+        return _output(request, news.tokens) if news.tokens else None
 
     def _end(self, request: Request, token_id: int) -> tuple[FinishReason | None, int | str | None]:
         """Whether the request ends with this token, and through what."""
@@ -351,28 +397,28 @@ class EngineCore:
                 return FinishReason.STOP, text.stopped
         return (FinishReason.LENGTH if request.num_tokens >= request.max_total_tokens else None), None
 
-    def _fail(self, request: Request, error: str) -> RequestOutput:
+    def _fail(self, request: Request, error: str, tokens: Sequence[SampledToken] = ()) -> RequestOutput:
         """End a running request whose cached rows cannot be trusted."""
         self._runner.erase_blocks(self._scheduler.fail(request))
-        return self._end_live(request, FinishReason.ERROR, error=error)
+        return self._end_live(request, FinishReason.ERROR, tokens, error=error)
 
     def _finish(
         self,
         request: Request,
         reason: FinishReason,
-        sampled: SampledToken | None = None,
+        tokens: Sequence[SampledToken] = (),
         *,
         stop_reason: int | str | None = None,
         error: str | None = None,
     ) -> RequestOutput:
         self._scheduler.finish(request)
-        return self._end_live(request, reason, sampled, stop_reason=stop_reason, error=error)
+        return self._end_live(request, reason, tokens, stop_reason=stop_reason, error=error)
 
     def _end_live(
         self,
         request: Request,
         reason: FinishReason,
-        sampled: SampledToken | None = None,
+        tokens: Sequence[SampledToken] = (),
         *,
         stop_reason: int | str | None = None,
         error: str | None = None,
@@ -380,7 +426,7 @@ class EngineCore:
         del self._live[request.request_id]
         self._deadlines.remove(request.request_id)
         self._recorder.on_finish(request, reason, self._clock())
-        return _output(request, sampled, reason=reason, stop_reason=stop_reason, error=error)
+        return _output(request, tokens, reason=reason, stop_reason=stop_reason, error=error)
 
 
 def _log_ids(requests: Sequence[Request]) -> dict[str, str]:
@@ -394,21 +440,19 @@ def _log_id(request: Request) -> str:
 
 def _output(
     request: Request,
-    sampled: SampledToken | None,
+    tokens: Sequence[SampledToken],
     *,
     reason: FinishReason | None = None,
     stop_reason: int | str | None = None,
     error: str | None = None,
 ) -> RequestOutput:
-    logprobs: tuple[TokenLogprob, ...] | None = None
-    if sampled is not None and sampled.logprob is not None:
-        logprobs = (sampled.logprob,)
-    is_first = sampled is not None and request.num_output_tokens == 1
+    logprobs = tuple(sampled.logprob for sampled in tokens if sampled.logprob is not None)
+    is_first = len(tokens) > 0 and request.num_output_tokens == len(tokens)
     has_prompt_logprobs = is_first and request.params.prompt_logprobs is not None
     return RequestOutput(
         request_id=request.request_id,
-        token_ids=() if sampled is None else (sampled.token_id,),
-        logprobs=logprobs,
+        token_ids=tuple(sampled.token_id for sampled in tokens),
+        logprobs=logprobs or None,
         prompt_logprobs=tuple(request.prompt_logprobs) if has_prompt_logprobs else None,
         finish_reason=reason,
         stop_reason=stop_reason,

@@ -20,6 +20,10 @@ OVERTAKER_RATIO = 4
 LOOKAHEAD = 32
 
 
+# Takes answers, the most guesses that each can use, and the most for all; gives those worth verifying of each.
+DraftLengths = Callable[[Sequence[Request], Sequence[int], int], Sequence[int]]
+
+
 def _order(request: Request) -> tuple[int, int]:
     return request.message.priority, request.arrival_index
 
@@ -39,6 +43,8 @@ class Scheduler:
 
     A request whose beginning lies in a tier waits while it is loaded, holding its room, and others go on; one that
     needs what is being loaded for another waits without room. After a load that failed a request computes.
+
+    With `num_drafts`, answers may have so many guesses verified in a step, if all else leaves tokens and blocks for it.
     """
 
     def __init__(
@@ -48,6 +54,7 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         prompt_grain: int = 1,
+        num_drafts: int = 0,
         is_embedded: Callable[[ImageInput], bool] = lambda _: True,
         is_sound: Callable[[int], bool] = lambda _: True,
     ):
@@ -56,6 +63,7 @@ class Scheduler:
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._prompt_grain = prompt_grain
+        self._num_drafts = num_drafts
         self._is_embedded = is_embedded
         self._is_sound = is_sound
         self._moves: list[Move] = []
@@ -129,10 +137,13 @@ class Scheduler:
                     request.num_computed_tokens, request.may_load = 0, False
                     insort(self._waiting, request, key=_order)
 
-    def schedule(self, prompt_limit: Callable[[int], int] | None = None) -> ScheduledBatch:
+    def schedule(
+        self, prompt_limit: Callable[[int], int] | None = None, draft_lengths: DraftLengths | None = None
+    ) -> ScheduledBatch:
         """Plan one step; empty only when there is no request, or when all wait for pictures or loads.
 
-        `prompt_limit` says, given how many sequences compute one token, how many prompt tokens the step may have.
+        `prompt_limit` says, given how many sequences compute one token, how many prompt tokens the step may have, and
+        `draft_lengths` how many guesses of each of these answers are worth verifying.
         """
         planned: list[tuple[Request, int]] = []
         num_preempted = self._plan_decodes(planned)
@@ -143,11 +154,12 @@ class Scheduler:
         if num_preempted == 0:
             self._admit(prompts, budget)
         counts = share(budget, [self._claim(request) for request in prompts], self._prompt_grain)
+        drafts = {} if draft_lengths is None else self._plan_drafts(planned, draft_lengths, budget - sum(counts))
         planned += [(request, count) for request, count in zip(prompts, counts, strict=True) if count > 0]
         is_idle = not (self._waiting or self._running)
         assert planned or self.awaited_images or self._cache.num_loads or is_idle, "nothing can run"
         planned.sort(key=lambda item: (item[1] > 1, _order(item[0])))
-        sequences = tuple(self._sequence(request, count) for request, count in planned)
+        sequences = tuple(self._sequence(request, count, drafts.get(request, 0)) for request, count in planned)
         moves, self._moves = tuple(self._moves), []
         return ScheduledBatch(sequences, num_preempted, moves, self._cache.drain_transfers())
 
@@ -162,6 +174,20 @@ class Scheduler:
                 self._preempt(self._running[-1])
                 num_preempted += 1
         return num_preempted
+
+    def _plan_drafts(
+        self, decodes: Sequence[tuple[Request, int]], lengths: DraftLengths, budget: int
+    ) -> dict[Request, int]:
+        """How many guesses each answer may have verified, with room in the cache for as many as are ever made."""
+        answers = [request for request, _ in decodes if request.num_output_tokens > 0]
+        most = [min(self._num_drafts, request.max_total_tokens - request.num_tokens - 1) for request in answers]
+        planned: dict[Request, int] = {}
+        for request, wanted in zip(answers, lengths(answers, most, budget), strict=True):
+            if wanted > 0 and self._cache.extend(
+                request.request_id, request.num_tokens + self._num_drafts, num_spare_blocks=self._num_admitted
+            ):
+                planned[request] = wanted
+        return planned
 
     def _claim(self, request: Request) -> Claim:
         """What a prompt could compute: all, or what comes before the first picture that is not embedded.
@@ -247,7 +273,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         insort(self._waiting, request, key=_order)
 
-    def _sequence(self, request: Request, count: int) -> ScheduledSequence:
+    def _sequence(self, request: Request, count: int, most_drafts: int) -> ScheduledSequence:
         start = request.num_computed_tokens
         return ScheduledSequence(
             request=request,
@@ -258,6 +284,7 @@ class Scheduler:
             needs_token=count == request.num_pending_tokens,
             logprob_targets=_logprob_targets(request, start + count),
             seals=self._seals(request, start, start + count),
+            most_drafts=most_drafts,
         )
 
     def _seals(self, request: Request, start: int, end: int) -> tuple[Seal, ...]:

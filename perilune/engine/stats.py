@@ -8,8 +8,9 @@ from perilune.cache.manager import CacheUsage
 from perilune.cache.tiers.store import TierStats
 from perilune.engine.batch import ScheduledBatch
 from perilune.engine.request import FinishReason, Request
+from perilune.speculative.policy import DraftStats
 
-__all__ = ["EngineStats", "Histogram", "HistogramData", "StatsRecorder", "TierStats"]
+__all__ = ["DraftStats", "EngineStats", "Histogram", "HistogramData", "StatsRecorder", "TierStats"]
 
 LATENCY_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TOKEN_BOUNDS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6)
@@ -69,6 +70,7 @@ class EngineStats:
     states_evicted_total: int = 0
     tier_tokens_hit_total: Mapping[str, int] = field(default_factory=dict)
     tiers: tuple[TierStats, ...] = ()
+    drafts: DraftStats | None = None
     num_preemptions_total: int = 0
     num_rejected_total: int = 0
     num_steps_total: int = 0
@@ -127,7 +129,13 @@ class StatsRecorder:
         self._generation_tokens.observe(request.num_output_tokens)
 
     def snapshot(
-        self, usage: CacheUsage, *, num_running: int, num_waiting: int, tiers: tuple[TierStats, ...] = ()
+        self,
+        usage: CacheUsage,
+        *,
+        num_running: int,
+        num_waiting: int,
+        tiers: tuple[TierStats, ...] = (),
+        drafts: DraftStats | None = None,
     ) -> EngineStats:
         return EngineStats(
             num_running=num_running,
@@ -144,6 +152,7 @@ class StatsRecorder:
             states_evicted_total=usage.states_evicted,
             tier_tokens_hit_total=usage.tier_tokens_hit,
             tiers=tiers,
+            drafts=drafts,
             num_preemptions_total=self._num_preemptions,
             num_steps_total=self._num_steps,
             prompt_tokens_total=self._num_prompt_tokens,

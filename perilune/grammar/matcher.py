@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from copy import copy
 
 from llguidance import LLMatcher
 
@@ -36,6 +37,13 @@ class GrammarState:
         for token_id in token_ids:
             self.advance(token_id)
         return self.error
+
+    def fork(self) -> "GrammarState":
+        """The same place in the grammar, from which to go on by guesses; not behind an error."""
+        fork = copy(self)
+        fork._matcher = self._matcher.deep_copy()
+        fork._tag = None if self._tag is None else bytearray(self._tag)
+        return fork
 
     def fill(self, address: int, num_bytes: int) -> None:
         """Write the mask of the next token to memory: one bit per id of the vocabulary, lowest first; 1 is allowed.

@@ -81,21 +81,31 @@ class StepTimes:
         return max(start + (num_rows - a) * (end - start) / (b - a), min(self.seconds))
 
 
-def choose_lengths(survivals: Sequence[Sequence[float]], times: StepTimes, draft_seconds: float) -> list[int]:
+def choose_lengths(
+    survivals: Sequence[Sequence[float]],
+    times: StepTimes,
+    draft_seconds: float,
+    *,
+    plain_seconds: float | None = None,
+    most_drafts: int | None = None,
+) -> list[int]:
     """How many drafts each of R requests verifies, so that tokens per second are the most that is foreseen.
 
     survivals[r][j] is the chance that request r's drafts up to place j stay; it never rises with j. `draft_seconds` is
-    what drafting for this step costs. All zero where not drafting is as good.
+    what drafting for this step costs, `plain_seconds` what a step takes that verifies nothing, as that of R rows by
+    default. Together they have at most `most_drafts`. All zero where not drafting is as good.
     """
     num_requests = len(survivals)
-    best_rate, best = _MARGIN * num_requests / times.of(num_requests), [0] * num_requests
+    if plain_seconds is None:
+        plain_seconds = times.of(num_requests)
+    best_rate, best = _MARGIN * num_requests / plain_seconds, [0] * num_requests
     lengths, tokens = [0] * num_requests, float(num_requests)
     heap: list[tuple[float, int]] = []
     for index, survival in enumerate(survivals):
         if survival:
             heappush(heap, (-survival[0], index))
     num_rows = num_requests
-    while heap:
+    while heap and (most_drafts is None or sum(lengths) < most_drafts):
         gain, index = heappop(heap)
         tokens, num_rows = tokens - gain, num_rows + 1
         lengths[index] += 1

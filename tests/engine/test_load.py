@@ -34,7 +34,7 @@ class IdleRunner:
         self.num_sequences = len(batch.sequences)
         wanted = [sequence.request.request_id for sequence in batch.sequences if sequence.needs_token]
         failures = {request_id: "it was planned to fail" for request_id in wanted if request_id in self.failing}
-        tokens = {request_id: SampledToken(TOKEN, None) for request_id in wanted if request_id not in failures}
+        tokens = {request_id: [SampledToken(TOKEN, None)] for request_id in wanted if request_id not in failures}
         return StepResult(tokens, failures)
 
     def erase_blocks(self, block_ids):

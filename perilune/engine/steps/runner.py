@@ -15,14 +15,15 @@ from perilune.cache.spec import CacheGroupSpec
 from perilune.cache.storage import CacheStorage
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.images.encoder import ImageEncoder
-from perilune.engine.request import Request
+from perilune.engine.steps.drafting import Drafting
 from perilune.engine.steps.replay import ReplayedSteps, fill_table_row
 from perilune.engine.steps.rounds import Round, cut_at_seals
+from perilune.engine.steps.tokens import choose_tokens
 from perilune.engine.steps.transfers import TierTransfers
 from perilune.models.inputs import ForwardBatch, Seals
 from perilune.ops.threads import torch_stands_back
-from perilune.sampling.logprobs import SampledToken, SamplingFailure, TokenLogprob
-from perilune.sampling.sampler import Sampler, SamplingRow
+from perilune.sampling.logprobs import SamplingFailure, TokenLogprob
+from perilune.sampling.sampler import Sampler
 
 
 class LanguageModel(Protocol):
@@ -44,7 +45,7 @@ class ModelRunner:
     """Runs planned steps; owns the cache's tensors, and keeps between steps only how to replay them.
 
     `images` embeds pictures and keeps what it embedded last; None for a model that sees none. `tiers` carries what
-    steps save and load, and has to be there if they do.
+    steps save and load, and has to be there if they do. `drafting` guesses what a step has room to verify.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class ModelRunner:
         block_size: int,
         images: ImageEncoder | None = None,
         tiers: TierTransfers | None = None,
+        drafting: Drafting | None = None,
     ):
         self._model = model
+        self._drafting = drafting
         self._images = images
         self._storage = storage
         self._tiers = tiers
@@ -72,14 +75,17 @@ class ModelRunner:
             return StepResult()
         self._storage.zero_slots([item.state_slot for item in batch.sequences if item.num_computed_tokens == 0])
         with torch_stands_back(), torch.inference_mode():
-            rounds = cut_at_seals(batch.sequences)
-            pieces = [piece for part in rounds for piece in part.pieces]
+            plain, verified = batch.sequences, tuple[ScheduledSequence, ...]()
+            if self._drafting is not None:
+                plain, verified = self._drafting.propose(batch.sequences)
+            rounds = cut_at_seals(plain)
+            pieces = [*(piece for part in rounds for piece in part.pieces), *verified]
             shown = None if self._images is None else self._images.rows(pieces)
             logits_RV = None
-            if shown is None:  # no recording knows of pictures
+            if shown is None and not verified:  # no recording knows of pictures
                 logits_RV = self._replayed.run(batch, self._one_token_batch)
             if logits_RV is None:
-                inputs = self._forward_batch(pieces, batch.num_decodes, _widest(pieces))
+                inputs = self._forward_batch(pieces, _num_decodes(plain), _widest(pieces), len(verified))
                 if shown is not None:
                     inputs = replace(inputs, image_rows=shown[0], image_embeddings=shown[1])
                 logits_RV = self._model(replace(inputs, seals=_seals(rounds)))
@@ -105,7 +111,9 @@ class ModelRunner:
     def _one_token_batch(self, batch: ScheduledBatch, width: int) -> ForwardBatch:
         return self._forward_batch(batch.sequences, batch.num_decodes, width)
 
-    def _forward_batch(self, sequences: Sequence[ScheduledSequence], num_decodes: int, width: int) -> ForwardBatch:
+    def _forward_batch(
+        self, sequences: Sequence[ScheduledSequence], num_decodes: int, width: int, num_verifies: int = 0
+    ) -> ForwardBatch:
         """The inputs of a step, with a block table of `width` columns."""
         cu_seqlens = torch.tensor([0, *(sequence.num_scheduled_tokens for sequence in sequences)]).cumsum(0)
         block_table_NB = _block_table(sequences, width)
@@ -123,17 +131,18 @@ class ModelRunner:
                 [start + row for sequence, start in starts for row in sequence.logits_rows], dtype=torch.int64
             ),
             cache=self._storage.views,
+            num_verifies=num_verifies,
+            records=None if self._drafting is None else self._drafting.records,
         )
 
     def _result(self, sequences: Sequence[ScheduledSequence], logits_RV: Tensor) -> StepResult:
-        tokens: dict[str, SampledToken] = {}
         failures = {
             sequence.request.request_id: "a state is not finite: it holds NaN or infinite values"
             for sequence in sequences
             if not all(seal.slot is None or self._storage.is_finite(seal.slot) for seal in sequence.seals)
         }
         prompt_logprobs: defaultdict[str, list[TokenLogprob]] = defaultdict(list)
-        last_rows: list[int] = []
+        token_rows: list[int] = []
         row = 0
         for sequence in sequences:
             num_targets = len(sequence.logprob_targets)
@@ -143,41 +152,17 @@ class ModelRunner:
                     failures[sequence.request.request_id] = found.reason
                 else:
                     prompt_logprobs[sequence.request.request_id] += found
-            row += len(sequence.logits_rows)
-            if sequence.needs_token:
-                last_rows.append(row - 1)
-        requests = [sequence.request for sequence in sequences if sequence.needs_token]
-        rows = [
-            SamplingRow(item.params, item.seed, item.message.prompt_token_ids, item.output_token_ids)
-            for item in requests
-        ]
-        bitmask_RW = self._bitmask(requests, logits_RV.shape[1], failures)
-        for request, sampled in zip(
-            requests, self._sampler.sample(logits_RV[last_rows], rows, bitmask_RW), strict=True
-        ):
-            if isinstance(sampled, SamplingFailure):
-                failures[request.request_id] = sampled.reason
-            elif request.request_id not in failures:
-                tokens[request.request_id] = sampled
+            end = row + len(sequence.logits_rows)
+            token_rows += range(row + num_targets, end)
+            row = end
+        chosen = choose_tokens(self._sampler, [x for x in sequences if x.needs_token], logits_RV[token_rows])
+        failures |= {name: found.reason for name, found in chosen.items() if isinstance(found, SamplingFailure)}
+        tokens = {
+            name: found
+            for name, found in chosen.items()
+            if not isinstance(found, SamplingFailure) and name not in failures
+        }
         return StepResult(tokens, failures, prompt_logprobs)
-
-    def _bitmask(self, requests: Sequence[Request], vocab_size: int, failures: dict[str, str]) -> Tensor | None:
-        """The tokens that grammars allow, int32 [R, W] of 32 bits each; None where everything is allowed.
-
-        A request whose grammar allows nothing goes into `failures`, and its row allows everything.
-        """
-        bound = [(row, item.grammar) for row, item in enumerate(requests) if item.grammar and item.grammar.constrains]
-        if not bound:
-            return None
-        bitmask_RW = torch.full((len(requests), -(-vocab_size // 32)), -1, dtype=torch.int32)
-        for row, grammar in bound:
-            row_W = bitmask_RW[row]
-            grammar.fill(row_W.data_ptr(), row_W.nbytes)
-            if grammar.error is not None or not row_W.any():
-                reason = grammar.error or "it allows no token here"
-                failures[requests[row].request_id] = f"the grammar failed: {reason}"
-                row_W.fill_(-1)
-        return bitmask_RW
 
     def _prompt_logprobs(self, sequence: ScheduledSequence, logits_TV: Tensor) -> list[TokenLogprob] | SamplingFailure:
         request, num_top = sequence.request, sequence.request.params.prompt_logprobs
@@ -207,6 +192,10 @@ def _without_failed(
         first = end
     tokens = {request_id: token for request_id, token in result.tokens.items() if request_id not in failures}
     return replace(result, tokens=tokens, failures=failures)
+
+
+def _num_decodes(sequences: Sequence[ScheduledSequence]) -> int:
+    return sum(sequence.num_scheduled_tokens == 1 for sequence in sequences)
 
 
 def _slot_mapping(sequence: ScheduledSequence, blocks_B: Tensor, block_size: int) -> Tensor:

@@ -27,6 +27,10 @@ class TappedModel:
         """As the target's."""
         return self.target.way(longest)
 
+    def take_faults(self) -> dict[int, str]:
+        """As the target's."""
+        return self.target.take_faults()
+
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """-> the target's logits [R, vocab]; writes the rows of both models into `batch.cache`."""
         num_tokens, num_taps = batch.token_ids.shape[0], len(self._places)

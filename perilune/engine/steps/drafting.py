@@ -1,0 +1,140 @@
+"""Guesses for the answers of a step: made before its pass, and those that stay taken over into the states after it."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, takewhile
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from perilune.cache.storage import CacheStorage
+from perilune.engine.batch import ScheduledSequence
+from perilune.engine.request import Request
+from perilune.speculative.policy import DraftPolicy, DraftStats
+
+# Takes cache, records, state slots [N], cu_seqlens [N+1] and counts [N]: `KimiModel.commit`.
+Commit = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Guesses in order and, where the proposer knows, the chance of each to be right where all before it are."""
+
+    token_ids: tuple[int, ...] = ()
+    chances: tuple[float, ...] | None = None
+
+
+class Proposer(Protocol):
+    """Whatever guesses tokens."""
+
+    def propose(self, sequences: Sequence[ScheduledSequence]) -> Sequence[Proposal]:
+        """At most `most_drafts` guesses of what follows each of these sequences, which end with the last known token.
+
+        Their block tables have room for as many rows as guesses are ever made.
+        """
+
+
+class Drafting:
+    """Makes, hands over and takes back guesses; `policy` says how many. `records` holds a row per token to verify."""
+
+    def __init__(
+        self, proposer: Proposer, policy: DraftPolicy, commit: Commit, storage: CacheStorage, records: CacheStorage
+    ):
+        self._proposer = proposer
+        self.policy = policy
+        self._commit = commit
+        self._cache = storage.views
+        self._records = records
+        self._planned: Sequence[ScheduledSequence] = ()
+        self._verified: list[ScheduledSequence] = []
+        self._chances: dict[str, tuple[float, ...]] = {}
+        self._num_answers = 0
+        self._began_s = 0.0
+
+    @property
+    def num_drafts(self) -> int:
+        return self.policy.num_drafts
+
+    @property
+    def num_rows(self) -> int:
+        """The most tokens that a step can verify, last known ones included."""
+        return self._records.num_slots
+
+    @property
+    def records(self) -> Mapping[str, Tensor]:
+        """What a pass leaves of tokens that it verifies, by group."""
+        return self._records.views
+
+    def lengths(self, requests: Sequence[Request], most: Sequence[int], budget: int) -> Sequence[int]:
+        """How many guesses of each answer the next step should verify."""
+        self._began_s, self._num_answers = time.perf_counter(), len(requests)
+        return self.policy.lengths(requests, most, budget)
+
+    def propose(
+        self, sequences: Sequence[ScheduledSequence]
+    ) -> tuple[tuple[ScheduledSequence, ...], tuple[ScheduledSequence, ...]]:
+        """The sequences of a step that verify nothing, in their order, and those that do, with their guesses."""
+        self._planned, self._chances = sequences, {}
+        self._verified = [sequence for sequence in sequences if sequence.num_drafts > 0]
+        asked = [sequence for sequence in sequences if sequence.most_drafts > 0]
+        proposals = self._trim(self._proposer.propose(asked)) if asked else ()
+        for sequence, proposal in zip(asked, proposals, strict=True):
+            if proposal.token_ids:
+                self._verified.append(_with_drafts(sequence, proposal.token_ids))
+            if proposal.chances is not None:
+                self._chances[sequence.request.request_id] = proposal.chances
+        ids = {sequence.request.request_id for sequence in self._verified}
+        return tuple(item for item in sequences if item.request.request_id not in ids), tuple(self._verified)
+
+    def keep(self, taken: Mapping[str, Sequence[int]]) -> None:
+        """Take over the step's guesses, given the tokens that each request took, and learn from it."""
+        self.commit(taken)
+        for sequence in self._verified:
+            found = taken[sequence.request.request_id]
+            # an answer that ends with a guess says nothing about those behind it
+            num_judged, num_right = min(sequence.num_drafts, len(found)), _num_equal(sequence.draft_ids, found)
+            self.policy.observe(sequence.request, num_judged, num_right, self._chances.get(sequence.request.request_id))
+        self._observe_step()
+
+    def commit(self, taken: Mapping[str, Sequence[int]]) -> None:
+        """Move the states on to where all tokens that each request took are seen, but for the last."""
+        if self._verified:
+            tokens = [taken[sequence.request.request_id] for sequence in self._verified]
+            ends = accumulate((sequence.num_scheduled_tokens for sequence in self._verified), initial=0)
+            with torch.inference_mode():
+                self._commit(
+                    self._cache,
+                    self._records.views,
+                    torch.tensor([sequence.state_slot for sequence in self._verified]),
+                    torch.tensor(list(ends)),
+                    torch.tensor([len(found) for found in tokens]),
+                )
+
+    def stats(self) -> DraftStats:
+        return self.policy.stats()
+
+    def _observe_step(self) -> None:
+        seconds = time.perf_counter() - self._began_s
+        has_prompts = any(sequence.num_scheduled_tokens > 1 for sequence in self._planned)
+        num_drafting = sum(sequence.most_drafts > 0 for sequence in self._planned)
+        num_verified = sum(sequence.num_drafts for sequence in self._verified)
+        self.policy.observe_step(self._num_answers, num_drafting, num_verified, None if has_prompts else seconds)
+
+    def _trim(self, proposals: Sequence[Proposal]) -> Sequence[Proposal]:
+        """The proposals without what is not worth verifying, where the proposer knows their chances."""
+        if any(proposal.chances is None for proposal in proposals):
+            return proposals
+        lengths = self.policy.trimmed([item.chances or () for item in proposals])
+        return [replace(item, token_ids=item.token_ids[:count]) for item, count in zip(proposals, lengths, strict=True)]
+
+
+def _num_equal(draft_ids: Sequence[int], token_ids: Sequence[int]) -> int:
+    """How many guesses were right before the first that was not."""
+    pairs = zip(draft_ids, token_ids, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _with_drafts(sequence: ScheduledSequence, draft_ids: tuple[int, ...]) -> ScheduledSequence:
+    return replace(sequence, token_ids=(*sequence.token_ids, *draft_ids), num_drafts=len(draft_ids))

@@ -1,0 +1,64 @@
+"""Puts together what an engine guesses with: who guesses, what verified tokens leave, and what steps cost."""
+
+from perilune.cache.spec import bytes_per_slot
+from perilune.cache.storage import CacheStorage
+from perilune.config.engine import NGRAM, NGRAM_DRAFTS, EngineConfig
+from perilune.engine.memory import CachePlan
+from perilune.engine.steps.costs import CostMeter
+from perilune.engine.steps.drafting import Drafting, Proposer
+from perilune.engine.steps.proposers import DraftProposer, NgramProposer
+from perilune.engine.steps.runner import ModelRunner
+from perilune.models.draft.model import DraftModel
+from perilune.models.draft.tapped import TappedModel
+from perilune.models.model import KimiModel
+from perilune.speculative.policy import DraftPolicy
+
+
+class Speculation:
+    """The plan of an engine's guessing. `draft` is None for copies of the text; `dtype` is the compute dtype's name."""
+
+    def __init__(self, model: KimiModel, draft: DraftModel | None, config: EngineConfig, dtype: str):
+        self.model, self.draft, self._config, self._dtype = model, draft, config, dtype
+        trained = None if draft is None else draft.config.num_trained_drafts
+        self.num_drafts = config.num_drafts or trained or NGRAM_DRAFTS
+        self._num_rows = min(config.max_num_seqs * (1 + self.num_drafts), config.max_num_batched_tokens)
+
+    @staticmethod
+    def of(model: KimiModel, draft: DraftModel | None, config: EngineConfig, dtype: str) -> "Speculation | None":
+        """None where nobody guesses."""
+        guesses = draft is not None or config.speculative == NGRAM
+        return Speculation(model, draft, config, dtype) if guesses else None
+
+    @property
+    def served(self) -> KimiModel | TappedModel:
+        """The model whose passes steps run."""
+        return self.model if self.draft is None else TappedModel(self.model, self.draft)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of what verified tokens leave in a step, beside the cache."""
+        return self._num_rows * bytes_per_slot(self.model.record_groups(), self._dtype)
+
+    def drafting(self, storage: CacheStorage) -> Drafting:
+        """The part that steps use, over the target's cache."""
+        proposer: Proposer = NgramProposer()
+        if self.draft is not None:
+            proposer = DraftProposer(self.draft, storage.views, self.num_drafts)
+        gives_chances = self.draft is not None and self.draft.config.has_confidence_head
+        policy = DraftPolicy(self.num_drafts, is_model=self.draft is not None, gives_chances=gives_chances)
+        records = CacheStorage(
+            self.model.record_groups(), num_blocks=0, block_size=1, num_slots=self._num_rows, dtype=self._dtype
+        )
+        return Drafting(proposer, policy, self.model.commit, storage, records)
+
+    def measure(self, runner: ModelRunner, drafting: Drafting, plan: CachePlan) -> None:
+        """Has the policy know what steps cost, by running some over the cache, which nobody uses yet."""
+        meter = CostMeter(
+            runner,
+            drafting,
+            max_num_seqs=self._config.max_num_seqs,
+            block_size=plan.block_size,
+            num_blocks=plan.num_blocks,
+            vocab_size=self.model.config.vocab_size,
+        )
+        drafting.policy.costs = meter.measure() or drafting.policy.costs

@@ -1,0 +1,232 @@
+"""When to draft, and how much: what drafts were worth so far, for each request and in all, against what steps cost.
+
+Knows no tensors. Lengths change how fast tokens come, never which.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+from weakref import WeakKeyDictionary
+
+from perilune.speculative.length import Acceptance, StepTimes, choose_lengths
+
+_LOG = logging.getLogger(__name__)
+
+# Where nothing is drafted, every so many steps one request tries so many drafts; the wait doubles while that fails.
+FIRST_WAIT, LONGEST_WAIT = 8, 256
+TRIAL_LENGTH = 2
+# How far one step moves the estimate of how long steps take against what was measured, and the most it is believed.
+_WEIGHT = 0.1
+_MOST_STRANGE = 4.0
+# After so many rounds a draft is judged: at the first place, and at the second against the first.
+_JUDGED_ROUNDS = 256
+_MISMATCHED = 0.1
+_CLIFF = 0.25
+
+
+@dataclass(frozen=True)
+class DraftStats:
+    """What drafting did since the start. `tried[i]` drafts at place i came behind accepted ones; `kept[i]` stayed.
+
+    Of the steps with answers, `num_plain_steps` verified nothing.
+    """
+
+    tried: tuple[int, ...]
+    kept: tuple[int, ...]
+    num_rounds: int
+    num_drafted: int
+    num_steps: int
+    num_plain_steps: int
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.kept)
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Measured seconds: of plain steps by their answers, of verifying steps by rows, of drafting by answers."""
+
+    plain: StepTimes
+    verifying: StepTimes
+    drafting: StepTimes
+
+
+_FREE = StepTimes((1, 2), (1.0, 1.0))
+# What is assumed until it is measured: that guesses cost nothing.
+UNKNOWN_COSTS = StepCosts(plain=_FREE, verifying=_FREE, drafting=StepTimes((1, 2), (0.0, 0.0)))
+
+
+@dataclass
+class _Record:
+    acceptance: Acceptance
+    last_trial: int = 0
+
+
+class Calibration:
+    """What a maker of drafts calls their chance against how often they stay, in bins of its chances."""
+
+    _BINS = 10
+    _PRIOR = 8.0  # rounds that the maker's word counts as
+
+    def __init__(self) -> None:
+        self._tried = [self._PRIOR] * self._BINS
+        self._kept = [self._PRIOR * (index + 0.5) / self._BINS for index in range(self._BINS)]
+
+    def of(self, chance: float) -> float:
+        index = self._bin(chance)
+        return self._kept[index] / self._tried[index]
+
+    def observe(self, chance: float, *, is_kept: bool) -> None:
+        index = self._bin(chance)
+        self._tried[index] += 1
+        self._kept[index] += is_kept
+
+    def _bin(self, chance: float) -> int:
+        # a chance that is no number is none
+        return min(int(chance * self._BINS), self._BINS - 1) if chance > 0 else 0
+
+
+class DraftPolicy:
+    """Chooses lengths for the answers of each step, and learns from what became of them; `costs` may be exchanged.
+
+    Requests are told apart by identity and forgotten with their last reference. `is_model` says that the drafts come
+    from a model made for this one, which is suspicious where they fail. With `gives_chances` as many are made as can be
+    and those worth it verified, as `trimmed` says.
+    """
+
+    def __init__(self, num_drafts: int, *, is_model: bool = False, gives_chances: bool = False):
+        self.num_drafts = num_drafts
+        self._gives_chances = gives_chances
+        self._is_trial = False
+        self.costs = UNKNOWN_COSTS
+        self._calibration = Calibration()
+        self._all = Acceptance(num_drafts)
+        self._records: WeakKeyDictionary[object, _Record] = WeakKeyDictionary()
+        self._factors = {True: 1.0, False: 1.0}  # by whether a step verifies
+        self._wait, self._num_idle, self._num_trials = FIRST_WAIT, 0, 0
+        self._tried, self._kept = [0] * num_drafts, [0] * num_drafts
+        self._num_rounds = self._num_drafted = self._num_steps = self._num_plain_steps = 0
+        self._is_judged = not is_model
+
+    def lengths(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
+        """How many drafts each of these answers should verify, at most `most` of each and `budget` in all."""
+        self._is_trial = False
+        if not requests or budget <= 0:
+            return [0] * len(requests)
+        records = [self._record(request) for request in requests]
+        survivals = [record.acceptance.survival[: max(0, m)] for record, m in zip(records, most, strict=True)]
+        chosen = self._choose(survivals, self.costs.drafting.of(len(requests)), budget)
+        if any(chosen):
+            self._wait, self._num_idle = FIRST_WAIT, 0
+            return _filled(chosen, most, budget) if self._gives_chances else chosen
+        self._num_idle += 1
+        if self._num_idle >= self._wait:
+            self._try_one(records, most, budget, chosen)
+        return chosen
+
+    def trimmed(self, chances: Sequence[Sequence[float]]) -> list[int]:
+        """How many of the drafts that are made already are worth verifying; `chances` are what their maker thinks."""
+        if self._is_trial:
+            return [len(found) for found in chances]
+        survivals = [list(accumulate(map(self._calibration.of, found), mul)) for found in chances]
+        return self._choose(survivals, 0.0, sum(map(len, survivals)))
+
+    def observe(
+        self, request: object, num_verified: int, num_accepted: int, chances: Sequence[float] | None = None
+    ) -> None:
+        """Learn from a round, in which the maker of the drafts gave them these chances, if any."""
+        for acceptance in (self._record(request).acceptance, self._all):
+            acceptance.observe(num_verified, num_accepted)
+        self._num_rounds += 1
+        self._num_drafted += num_verified
+        for place in range(min(num_accepted + 1, num_verified)):
+            self._tried[place] += 1
+            self._kept[place] += place < num_accepted
+            if chances is not None:
+                self._calibration.observe(chances[place], is_kept=place < num_accepted)
+        if not self._is_judged and self._num_rounds >= _JUDGED_ROUNDS:
+            self._judge()
+
+    def observe_step(self, num_answers: int, num_drafting: int, num_verified: int, seconds: float | None) -> None:
+        """Learn what a step took; `seconds` is None where prompts shared it.
+
+        Of its answers `num_drafting` had drafts made, of which `num_verified` in all were verified.
+        """
+        if num_answers == 0:
+            return
+        self._num_steps += 1
+        self._num_plain_steps += num_verified == 0
+        if seconds is None:
+            return
+        if num_verified == 0 and num_drafting > 0:
+            return  # neither kind
+        expected = self.costs.plain.of(num_answers)
+        if num_verified > 0:
+            expected = self.costs.verifying.of(num_answers + num_verified) + self.costs.drafting.of(num_drafting)
+        found = min(max(seconds / expected, 1 / _MOST_STRANGE), _MOST_STRANGE)
+        self._factors[num_verified > 0] += _WEIGHT * (found - self._factors[num_verified > 0])
+
+    def stats(self) -> DraftStats:
+        return DraftStats(
+            tuple(self._tried),
+            tuple(self._kept),
+            self._num_rounds,
+            self._num_drafted,
+            self._num_steps,
+            self._num_plain_steps,
+        )
+
+    def _record(self, request: object) -> _Record:
+        record = self._records.get(request)
+        if record is None:
+            record = self._records[request] = _Record(Acceptance(self.num_drafts, self._all))
+        return record
+
+    def _choose(self, survivals: Sequence[Sequence[float]], draft_seconds: float, budget: int) -> list[int]:
+        plain_seconds = self.costs.plain.of(len(survivals)) * self._factors[False] / self._factors[True]
+        return choose_lengths(
+            survivals, self.costs.verifying, draft_seconds, plain_seconds=plain_seconds, most_drafts=budget
+        )
+
+    def _try_one(self, records: Sequence[_Record], most: Sequence[int], budget: int, lengths: list[int]) -> None:
+        """Gives the answer whose last trial is longest ago a few drafts; its estimate would never change otherwise."""
+        able = [index for index, count in enumerate(most) if count > 0]
+        if not able:
+            return
+        index = min(able, key=lambda index: records[index].last_trial)
+        self._is_trial = True
+        self._num_trials += 1
+        self._num_idle, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
+        records[index].last_trial = self._num_trials
+        lengths[index] = min(TRIAL_LENGTH, most[index], budget)
+
+    def _judge(self) -> None:
+        """Says once what drafts that fail look like."""
+        self._is_judged = True
+        first = self._kept[0] / self._tried[0]
+        if first < _MISMATCHED:
+            _LOG.warning(
+                "%.0f %% of the first drafts of a block are right: the draft seems to belong to another model, or to "
+                "need other rotary settings than it declares",
+                100 * first,
+            )
+        elif self.num_drafts > 1 and self._tried[1] and self._kept[1] / self._tried[1] < _CLIFF * first:
+            _LOG.warning(
+                "%.0f %% of the first drafts of a block are right and %.0f %% of the second ones behind them: the "
+                "draft's Markov head or the mask of its blocks seems wrong",
+                100 * first,
+                100 * self._kept[1] / self._tried[1],
+            )
+
+
+def _filled(lengths: Sequence[int], most: Sequence[int], budget: int) -> list[int]:
+    """Lengths above 0 raised to the most there can be, those of the first answers first."""
+    spare, filled = budget - sum(lengths), []
+    for length, limit in zip(lengths, most, strict=True):
+        more = min(limit - length, spare) if length > 0 else 0
+        filled.append(length + more)
+        spare -= more
+    return filled

@@ -1,0 +1,39 @@
+"""Guesses of every quality for tests of engines that verify them."""
+
+import random
+
+from perilune.engine.steps.drafting import Proposal
+from perilune.speculative.policy import UNKNOWN_COSTS
+
+
+class Guesser:
+    """Knows how each request goes on and tells it, but for a share of lies drawn by `seed`."""
+
+    def __init__(self, answers, *, share_of_lies, vocab_size, seed=0):
+        self._answers = answers  # tokens by request id
+        self._share_of_lies = share_of_lies
+        self._vocab_size = vocab_size
+        self._random = random.Random(seed)
+
+    def propose(self, sequences):
+        return [Proposal(tuple(self._guess(item.request, item.most_drafts))) for item in sequences]
+
+    def _guess(self, request, count):
+        known = self._answers[request.request_id][request.num_output_tokens :][:count]
+        # behind its end an answer goes on for nobody, but the engine does not know
+        known = [*known, *([1] * (count - len(known)))]
+        return [
+            self._random.randrange(self._vocab_size) if self._random.random() < self._share_of_lies else token_id
+            for token_id in known[: self._random.randint(0, count)]
+        ]
+
+
+def always_guess(core, proposer=None):
+    """Have an engine verify all guesses that there is room for, whatever they cost and however few were right."""
+    drafting = core._drafting
+    drafting.policy.costs = UNKNOWN_COSTS
+    drafting.policy.observe = lambda *_: None
+    drafting.policy.observe_step = lambda *_: None
+    if proposer is not None:
+        drafting._proposer = proposer
+    return core
