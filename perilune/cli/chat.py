@@ -86,34 +86,25 @@ def chat_command(
     activations: options.Activations = "exact",
     cache_dtype: options.CacheDtype = "auto",
     index_cache_dtype: options.IndexCacheDtype = "auto",
+    speculative: options.Speculative = "off",
+    num_drafts: options.NumDrafts = None,
+    draft_rope_theta: options.DraftRopeTheta = None,
+    draft_rope_interleaved: options.DraftRopeInterleaved = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
 ) -> None:
     """Talk to a model."""
-    from perilune.config.engine import EngineConfig
+    given = locals()
     from perilune.sampling.params import SamplingParams
 
     params = SamplingParams(temperature=temperature, top_p=top_p, seed=seed, max_tokens=max_tokens)
     backend: Backend
     if url is None:
         _refuse({"--model": model, "--api-key": api_key}, "without --url")
-        config = EngineConfig(
-            dtype=dtype,
-            dense_weights=dense_weights,
-            activations=activations,
-            cache_dtype=cache_dtype,
-            index_cache_dtype=index_cache_dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=1,
-        )
+        config = options.engine_config(given, max_num_seqs=1)
         backend = LocalBackend(checkpoint, config, threads)
     else:
-        local = {"CHECKPOINT": checkpoint, "--dtype": dtype, "--max-model-len": max_model_len, "--threads": threads}
-        local["--dense-weights"] = None if dense_weights == "stored" else dense_weights
-        local["--activations"] = None if activations == "exact" else activations
-        local["--cache-dtype"] = None if cache_dtype == "auto" else cache_dtype
-        local["--index-cache-dtype"] = None if index_cache_dtype == "auto" else index_cache_dtype
-        _refuse(local, "with --url")
+        _refuse({"CHECKPOINT": checkpoint, "--threads": threads, **options.changed_options(given)}, "with --url")
         backend = UrlBackend(url, model, env.api_key() if api_key is None else api_key)
     try:
         conversation = Conversation(backend, params, effort, system, is_interactive=sys.stdin.isatty())

@@ -28,11 +28,15 @@ def generate_command(
     activations: options.Activations = "exact",
     cache_dtype: options.CacheDtype = "auto",
     index_cache_dtype: options.IndexCacheDtype = "auto",
+    speculative: options.Speculative = "off",
+    num_drafts: options.NumDrafts = None,
+    draft_rope_theta: options.DraftRopeTheta = None,
+    draft_rope_interleaved: options.DraftRopeInterleaved = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
 ) -> None:
     """Answer a message or continue a text, and leave."""
-    from perilune.config.engine import EngineConfig
+    given = locals()
     from perilune.sampling.params import SamplingParams
 
     if (prompt is None) == (chat is None):
@@ -45,15 +49,7 @@ def generate_command(
     params = SamplingParams(
         temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens, stop=tuple(stop or ())
     )
-    config = EngineConfig(
-        dtype=dtype,
-        dense_weights=dense_weights,
-        activations=activations,
-        cache_dtype=cache_dtype,
-        index_cache_dtype=index_cache_dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=1,
-    )
+    config = options.engine_config(given, max_num_seqs=1)
     backend = LocalBackend(checkpoint, config, threads)
     screen = Screen()
     try:

@@ -1,12 +1,17 @@
 """The options that several commands share, and how their values are read."""
 
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perilune.errors import ConfigError
+
+if TYPE_CHECKING:
+    from perilune.config.engine import EngineConfig
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -37,6 +42,23 @@ ExpertCacheMemory = Annotated[
     str | None,
     typer.Option(help="Keep routed experts on disk, and so much of them in memory, as 16G.", metavar="SIZE"),
 ]
+Speculative = Annotated[
+    str,
+    typer.Option(
+        help="Who guesses tokens that a step verifies, without changing answers: off; ngram, copies of the text; "
+        "dspark, the draft in the checkpoint's folder draft; or a draft's directory."
+    ),
+]
+NumDrafts = Annotated[
+    int | None, typer.Option(help="Most guesses of an answer in a step; the draft's own number, or 7.", min=1)
+]
+DraftRopeTheta = Annotated[
+    float | None, typer.Option(help="The base of the draft's rotary angles, where its config.json is wrong.")
+]
+DraftRopeInterleaved = Annotated[
+    bool | None,
+    typer.Option(help="Whether adjacent channels of the draft turn together.", show_default=False),
+]
 PrefixCache = Annotated[bool, typer.Option(help="Keep what requests leave behind for those with the same beginning.")]
 StateInterval = Annotated[int, typer.Option(help="Tokens between the states kept of a long prompt.", min=1)]
 StateCacheMemory = Annotated[
@@ -66,14 +88,54 @@ Effort = Annotated[str, typer.Option(help="How much to think: low, high, max, or
 System = Annotated[str | None, typer.Option(help="A system message before the first turn.")]
 
 
+# Options that read as sizes, and the settings they become.
+_SIZES = {
+    "cache_memory": "cache_bytes",
+    "state_cache_memory": "state_cache_bytes",
+    "host_cache_bytes": "host_cache_bytes",
+    "kv_dir_bytes": "kv_dir_bytes",
+    "image_cache_memory": "image_cache_bytes",
+    "expert_cache_memory": "expert_cache_bytes",
+}
+
+
+def engine_config(given: Mapping[str, Any], **settings: Any) -> "EngineConfig":
+    """The engine's settings from a command's options, by their names; `settings` come on top.
+
+    Other options of the command are left alone. Raises ConfigError for a value that cannot be.
+    """
+    from perilune.config.engine import EngineConfig
+
+    names = {field.name for field in fields(EngineConfig)} - _SIZES.keys()
+    own = {name: value for name, value in given.items() if name in names}
+    sizes: dict[str, Any] = {_SIZES[name]: _size(name, value) for name, value in given.items() if name in _SIZES}
+    return EngineConfig(**own, **sizes, **settings)
+
+
+def changed_options(given: Mapping[str, Any]) -> dict[str, object]:
+    """Those options of a command that set the engine and are not at their defaults, under their names on the line."""
+    from perilune.config.engine import EngineConfig
+
+    config = engine_config(given)
+    names = {name: _SIZES.get(name, name) for name in given}
+    return {
+        _option(name): getattr(config, setting)
+        for name, setting in names.items()
+        if hasattr(config, setting) and getattr(config, setting) != getattr(EngineConfig(), setting)
+    }
+
+
+def _size(name: str, value: str | None) -> int | None:
+    return None if value is None else read_size(value, _option(name))
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def read_size(text: str, option: str) -> int:
     """Bytes of a size such as 512M or 4GiB; ConfigError for anything else names the option."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if match is None:
         raise ConfigError(f"{option} is {text!r}; give a number of bytes, or one with K, M, G or T after it")
     return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
-
-
-def read_optional_size(text: str | None, option: str) -> int | None:
-    """`read_size` of an option that may be left out."""
-    return None if text is None else read_size(text, option)

@@ -81,6 +81,10 @@ def serve_command(
     activations: options.Activations = "exact",
     cache_dtype: options.CacheDtype = "auto",
     index_cache_dtype: options.IndexCacheDtype = "auto",
+    speculative: options.Speculative = "off",
+    num_drafts: options.NumDrafts = None,
+    draft_rope_theta: options.DraftRopeTheta = None,
+    draft_rope_interleaved: options.DraftRopeInterleaved = None,
     threads: options.Threads = None,
     profile: Profile = "open",
     drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,
@@ -91,7 +95,7 @@ def serve_command(
     log_level: Annotated[LogLevel, typer.Option(help="The least serious lines that are written.")] = LogLevel.INFO,
 ) -> None:
     """Serve a model with the OpenAI API."""
-    from perilune.config.engine import EngineConfig
+    given = locals()
     from perilune.server.process import bind
     from perilune.server.settings import ServerSettings
 
@@ -105,29 +109,7 @@ def serve_command(
         profile=profile,
         has_debug_routes=debug_routes,
     )
-    config = EngineConfig(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_itl_ms=max_itl,
-        scheduling_policy=scheduling_policy,
-        max_waiting=max_waiting,
-        max_model_len=max_model_len,
-        num_blocks=num_blocks,
-        cache_bytes=options.read_optional_size(cache_memory, "--cache-memory"),
-        prefix_cache=prefix_cache,
-        state_interval=state_interval,
-        state_cache_bytes=options.read_optional_size(state_cache_memory, "--state-cache-memory"),
-        host_cache_bytes=options.read_size(host_cache_bytes, "--host-cache-bytes"),
-        kv_dir=kv_dir,
-        kv_dir_bytes=options.read_optional_size(kv_dir_bytes, "--kv-dir-bytes"),
-        image_cache_bytes=options.read_size(image_cache_memory, "--image-cache-memory"),
-        expert_cache_bytes=options.read_optional_size(expert_cache_memory, "--expert-cache-memory"),
-        dtype=dtype,
-        dense_weights=dense_weights,
-        activations=activations,
-        cache_dtype=cache_dtype,
-        index_cache_dtype=index_cache_dtype,
-    )
+    config = options.engine_config(given, max_itl_ms=max_itl)
     bound = bind(host, port)
     how: Any = {"name": served_model_name, "num_threads": threads, "step_timeout_s": step_timeout}
     client, tokenizer = _start(engine_process, prepare, checkpoint, config, how)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from perilune.engine.stats import EngineStats, HistogramData, TierStats
+from perilune.engine.stats import DraftStats, EngineStats, HistogramData, TierStats
 
 GAUGES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "num_requests_running": ("Requests in the running batch.", lambda s: s.num_running),
@@ -46,6 +46,17 @@ TIER_COUNTERS: dict[str, tuple[str, Callable[[TierStats], float]]] = {
     "kv_tier_damaged": ("Files of a tier that were not what they claim.", lambda t: t.num_damaged),
     "kv_tier_failed": ("Reads and writes of a tier that failed.", lambda t: t.num_failed),
 }
+DRAFT_COUNTERS: dict[str, tuple[str, Callable[[DraftStats], float]]] = {
+    "spec_decode_num_drafts": ("Times that an answer had guesses verified.", lambda d: d.num_rounds),
+    "spec_decode_num_draft_tokens": ("Guesses verified.", lambda d: d.num_drafted),
+    "spec_decode_num_accepted_tokens": ("Guesses that were right, as all before them.", lambda d: d.num_accepted),
+    "spec_decode_steps": ("Steps with answers.", lambda d: d.num_steps),
+    "spec_decode_plain_steps": ("Steps with answers that verified nothing.", lambda d: d.num_plain_steps),
+}
+PLACE_COUNTERS: dict[str, tuple[str, Callable[[DraftStats], tuple[int, ...]]]] = {
+    "spec_decode_num_reached_tokens_per_pos": ("Guesses behind none that was wrong, by place.", lambda d: d.tried),
+    "spec_decode_num_accepted_tokens_per_pos": ("Of those, the ones that were right.", lambda d: d.kept),
+}
 HISTOGRAMS: dict[str, tuple[str, Callable[[EngineStats], HistogramData]]] = {
     "time_to_first_token_seconds": ("From arrival to the first token.", lambda s: s.time_to_first_token_s),
     "inter_token_latency_seconds": ("From one token to the next.", lambda s: s.inter_token_latency_s),
@@ -76,6 +87,8 @@ class EngineCollector(Collector):
         for name, (doc, histogram) in HISTOGRAMS.items():
             yield _histogram(name, doc, histogram(stats), labels)
         yield from _tier_metrics(stats, labels)
+        if stats.drafts is not None:
+            yield from _draft_metrics(stats.drafts, labels)
         finished = CounterMetricFamily(
             "perilune:request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"]
         )
@@ -103,6 +116,19 @@ def _tier_metrics(stats: EngineStats, labels: list[str]) -> Iterator[Metric]:
     for tier_name, num_tokens in stats.tier_tokens_hit_total.items():
         hits.add_metric([*labels, tier_name], num_tokens)
     yield hits
+
+
+def _draft_metrics(drafts: DraftStats, labels: list[str]) -> Iterator[Metric]:
+    """What guessing tokens did, in all and by their place behind the last known one."""
+    for name, (doc, read) in DRAFT_COUNTERS.items():
+        counter = CounterMetricFamily(f"perilune:{name}", doc, labels=["model_name"])
+        counter.add_metric(labels, read(drafts))
+        yield counter
+    for name, (doc, read_all) in PLACE_COUNTERS.items():
+        counter = CounterMetricFamily(f"perilune:{name}", doc, labels=["model_name", "position"])
+        for place, count in enumerate(read_all(drafts)):
+            counter.add_metric([*labels, str(place)], count)
+        yield counter
 
 
 def _histogram(name: str, doc: str, data: HistogramData, labels: list[str]) -> Metric:

@@ -17,7 +17,8 @@ _LOG = logging.getLogger(__name__)
 # Where nothing is drafted, every so many steps one request tries so many drafts; the wait doubles while that fails.
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 TRIAL_LENGTH = 2
-# How far one step moves the estimate of how long steps take against what was measured, and the most it is believed.
+# How far one step moves the estimate of how long steps take against what was measured, and how far one is believed
+# that differs from the estimate.
 _WEIGHT = 0.1
 _MOST_STRANGE = 4.0
 # After so many rounds a draft is judged: at the first place, and at the second against the first.
@@ -166,8 +167,9 @@ class DraftPolicy:
         expected = self.costs.plain.of(num_answers)
         if num_verified > 0:
             expected = self.costs.verifying.of(num_answers + num_verified) + self.costs.drafting.of(num_drafting)
-        found = min(max(seconds / expected, 1 / _MOST_STRANGE), _MOST_STRANGE)
-        self._factors[num_verified > 0] += _WEIGHT * (found - self._factors[num_verified > 0])
+        factor = self._factors[num_verified > 0]
+        found = min(max(seconds / expected, factor / _MOST_STRANGE), factor * _MOST_STRANGE)
+        self._factors[num_verified > 0] = factor + _WEIGHT * (found - factor)
 
     def stats(self) -> DraftStats:
         return DraftStats(

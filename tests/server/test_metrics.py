@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from perilune.engine.stats import EngineStats, Histogram, TierStats
+from perilune.engine.stats import DraftStats, EngineStats, Histogram, TierStats
 from perilune.server.metrics import EngineCollector
 
 
@@ -37,3 +37,22 @@ def test_tiers_have_a_value_each():
     assert 'perilune:kv_tier_hits_total{model_name="moon",tier="host"} 7.0' in lines
     assert 'perilune:kv_tier_damaged_total{model_name="moon",tier="disk"} 1.0' in lines
     assert 'perilune:prefix_cache_tier_hits_total{model_name="moon",tier="host"} 64.0' in lines
+
+
+def test_guesses_are_counted_in_all_and_by_place():
+    drafts = DraftStats(tried=(10, 8), kept=(8, 3), num_rounds=10, num_drafted=20, num_steps=40, num_plain_steps=30)
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(lambda: EngineStats(drafts=drafts), "moon"))
+    lines = generate_latest(registry).decode().splitlines()
+    assert 'perilune:spec_decode_num_drafts_total{model_name="moon"} 10.0' in lines
+    assert 'perilune:spec_decode_num_draft_tokens_total{model_name="moon"} 20.0' in lines
+    assert 'perilune:spec_decode_num_accepted_tokens_total{model_name="moon"} 11.0' in lines
+    assert 'perilune:spec_decode_plain_steps_total{model_name="moon"} 30.0' in lines
+    assert 'perilune:spec_decode_num_reached_tokens_per_pos_total{model_name="moon",position="1"} 8.0' in lines
+    assert 'perilune:spec_decode_num_accepted_tokens_per_pos_total{model_name="moon",position="1"} 3.0' in lines
+
+
+def test_an_engine_that_guesses_nothing_has_no_counts_of_it():
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(EngineStats, "moon"))
+    assert b"spec_decode" not in generate_latest(registry)
