@@ -22,19 +22,31 @@ _MARGIN = 1.03
 class Acceptance:
     """How often drafts stay, by their place in a block, for one request or for all of them.
 
-    A new request starts from `prior`, the estimate over all requests, or from `first_guess` for every place.
+    Until a place is observed it is taken to be as good as the one before it, the first as `first_guess`. A request is
+    taken to be like the `prior`, all requests, but at each place better or worse by as much as it was at the place
+    before.
     """
 
     def __init__(self, num_drafts: int, prior: "Acceptance | None" = None, *, first_guess: float = 0.7):
         self.num_drafts = num_drafts
-        rates = [first_guess] * num_drafts if prior is None else prior.rates
-        self._kept = [_PRIOR_ROUNDS * rate for rate in rates]
-        self._tried = [_PRIOR_ROUNDS] * num_drafts
+        self._prior = prior
+        self._first_guess = first_guess
+        self._kept = [0.0] * num_drafts
+        self._tried = [0.0] * num_drafts
+        self._trust = [_PRIOR_ROUNDS] * num_drafts  # the rounds that what is assumed counts as
 
     @property
     def rates(self) -> list[float]:
         """For each place the share of drafts that stay where all before them do."""
-        return [kept / tried for kept, tried in zip(self._kept, self._tried, strict=True)]
+        usual = None if self._prior is None else self._prior.rates
+        found, base = list[float](), self._first_guess
+        for place, (kept, tried, trust) in enumerate(zip(self._kept, self._tried, self._trust, strict=True)):
+            if usual is not None:
+                against = found[-1] / usual[place - 1] if found and usual[place - 1] > 0 else 1.0
+                base = min(1.0, usual[place] * against)
+            base = (kept + trust * base) / (tried + trust)
+            found.append(base)
+        return found
 
     @property
     def survival(self) -> list[float]:
@@ -51,6 +63,7 @@ class Acceptance:
         for place in range(min(num_accepted + 1, num_verified)):
             self._kept[place] = _MEMORY * self._kept[place] + (place < num_accepted)
             self._tried[place] = _MEMORY * self._tried[place] + 1.0
+            self._trust[place] *= _MEMORY
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,30 @@ def test_places_that_were_not_reached_are_not_judged():
     acceptance.observe(4, 1)
     assert acceptance.rates[0] > before[0]
     assert acceptance.rates[1] < before[1]
-    assert acceptance.rates[2:] == before[2:]
+    after = acceptance.rates
+    assert after[2] == after[3] == after[1]  # as the place before them, which is all that is known
     acceptance.observe(1, 1)
-    assert acceptance.rates[2:] == before[2:]
+    assert acceptance.rates[3] == acceptance.rates[2] == acceptance.rates[1]
+
+
+def test_a_place_is_tried_that_comes_behind_one_that_holds():
+    """Nothing is known of the second place while one draft is verified; the first being sure makes it worth a try."""
+    times, acceptance = StepTimes((1, 2, 4, 8), (1.0, 1.05, 1.9, 2.6)), Acceptance(7)
+    for _ in range(60):
+        (length,) = choose_lengths([acceptance.survival], times, 0.0)
+        acceptance.observe(length, length)
+    assert length == 7
+
+
+def test_a_request_better_than_others_at_one_place_is_taken_to_be_so_at_the_next():
+    usual = Acceptance(3)
+    for index in range(60):
+        usual.observe(3, 3 if index % 3 == 0 else 0)
+    mine = Acceptance(3, usual)
+    for _ in range(20):
+        mine.observe(1, 1)
+    assert mine.rates[0] > 1.5 * usual.rates[0]
+    assert mine.rates[1] > min(0.99, 1.4 * usual.rates[1])
 
 
 def test_a_new_request_starts_from_what_others_saw():

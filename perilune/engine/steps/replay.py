@@ -1,7 +1,7 @@
-"""Steps in which every sequence computes one token, replayed from a recording instead of run through the model.
+"""Steps of answers alone, replayed from a recording instead of run through the model.
 
-The inputs of such a step lie in the same tensors each time; only what is in them changes. A recording holds for a
-number of sequences, a width of the block table, and lengths for which the model takes the same way.
+The inputs of such a step lie in the same tensors each time; only what is in them changes. A recording holds for the
+tokens of each sequence, a width of the block table, and lengths for which the model takes the same way.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from perilune.engine.batch import ScheduledBatch, ScheduledSequence
+from perilune.engine.batch import ScheduledSequence
 from perilune.models.inputs import ForwardBatch
 from perilune.ops.recording import Arena, record, replay
 
@@ -28,7 +28,7 @@ _NARROWEST = 16
 
 
 class _Key(NamedTuple):
-    num_sequences: int
+    num_tokens: tuple[int, ...]  # one, or those that a sequence verifies
     width: int
     way: int
 
@@ -43,12 +43,14 @@ class _Step:
     tables: list[tuple[int, ...]]
 
     def run(self, sequences: Sequence[ScheduledSequence], block_size: int) -> Tensor:
-        """-> logits [N, V], overwritten by the next step."""
+        """-> logits [T, V], overwritten by the next step."""
         batch = self.batch
-        batch.token_ids.copy_(torch.tensor([sequence.token_ids[0] for sequence in sequences]))
+        batch.token_ids.copy_(torch.tensor([token_id for sequence in sequences for token_id in sequence.token_ids]))
         batch.seq_lens.copy_(torch.tensor([sequence.seq_len for sequence in sequences]))
         batch.state_slots.copy_(torch.tensor([sequence.state_slot for sequence in sequences]))
-        batch.slot_mapping.copy_(torch.tensor([_slot(sequence, block_size) for sequence in sequences]))
+        batch.slot_mapping.copy_(
+            torch.tensor([row for sequence in sequences for row in _cache_rows(sequence, block_size)])
+        )
         for index, sequence in enumerate(sequences):
             if self.tables[index] != sequence.block_table:
                 self.tables[index] = sequence.block_table
@@ -58,7 +60,7 @@ class _Step:
 
 
 class ReplayedSteps:
-    """Runs a model's one-token steps. `way(longest)` numbers the ways that the model takes by its longest sequence."""
+    """Runs a model's steps of answers. `way(longest)` numbers the ways that the model takes by its longest sequence."""
 
     def __init__(self, model: Callable[[ForwardBatch], Tensor], way: Callable[[int], int], block_size: int):
         self._model = model
@@ -68,31 +70,30 @@ class ReplayedSteps:
         self._steps: OrderedDict[_Key, _Step] = OrderedDict()
         self._refusals: Counter[_Key] = Counter()
 
-    def run(self, plan: ScheduledBatch, build: Callable[[ScheduledBatch, int], ForwardBatch]) -> Tensor | None:
-        """Logits [N, V] of a step, or None where it must be run as any other: it is no such step, or does not replay.
+    def run(self, sequences: Sequence[ScheduledSequence], build: Callable[[int], ForwardBatch]) -> Tensor | None:
+        """Logits [T, V] of a step, or None where it must be run as any other: it is no such step, or does not replay.
 
-        `build(plan, width)` makes the inputs with a block table of `width` columns.
+        `build(width)` makes the inputs with a block table of `width` columns.
         """
-        sequences = plan.sequences
-        if not all(item.num_scheduled_tokens == 1 and item.logits_rows == [0] and not item.seals for item in sequences):
+        if not all(_is_answer(sequence) for sequence in sequences):
             return None
         longest = max(sequence.seq_len for sequence in sequences)
         width = max(_NARROWEST, 1 << (max(len(item.block_table) for item in sequences) - 1).bit_length())
-        key = _Key(len(sequences), width, self._way(longest))
+        key = _Key(tuple(sequence.num_scheduled_tokens for sequence in sequences), width, self._way(longest))
         step = self._steps.get(key)
         if step is not None:
             self._steps.move_to_end(key)
             return step.run(sequences, self._block_size)
-        return self._record(key, plan, build(plan, width)) if self._refusals[key] < _TRIALS else None
+        return self._record(key, sequences, build(width)) if self._refusals[key] < _TRIALS else None
 
-    def _record(self, key: _Key, plan: ScheduledBatch, batch: ForwardBatch) -> Tensor:
+    def _record(self, key: _Key, sequences: Sequence[ScheduledSequence], batch: ForwardBatch) -> Tensor:
         batch.prepare()
         recording = record(lambda: self._model(batch), self._arena)
         if recording.program is None:
             self._refusals[key] += 1
             _LOG.debug("steps of %s are not replayed: %s", key, recording.refusal)
         else:
-            tables = [sequence.block_table for sequence in plan.sequences]
+            tables = [sequence.block_table for sequence in sequences]
             if len(self._steps) == _KEPT:
                 self._steps.popitem(last=False)
             self._steps[key] = _Step(batch, recording.program, self._arena.alias(recording.result), tables)
@@ -105,6 +106,16 @@ def fill_table_row(row_B: Tensor, blocks: Sequence[int]) -> None:
     row_B[len(blocks) :] = blocks[0]
 
 
-def _slot(sequence: ScheduledSequence, block_size: int) -> int:
-    position = sequence.num_computed_tokens
-    return sequence.block_table[position // block_size] * block_size + position % block_size
+def _is_answer(sequence: ScheduledSequence) -> bool:
+    """Whether a sequence has the last known token, perhaps guesses behind it, and nothing else to do."""
+    num_tokens = sequence.num_scheduled_tokens
+    return num_tokens == 1 + sequence.num_drafts == len(sequence.logits_rows) and not sequence.seals
+
+
+def _cache_rows(sequence: ScheduledSequence, block_size: int) -> list[int]:
+    """Row of each of the sequence's new tokens in the paged groups."""
+    table = sequence.block_table
+    return [
+        table[position // block_size] * block_size + position % block_size
+        for position in range(sequence.num_computed_tokens, sequence.seq_len)
+    ]

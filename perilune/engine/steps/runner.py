@@ -6,6 +6,7 @@ T tokens of N sequences lie end to end; R of them have their logits computed.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -82,10 +83,11 @@ class ModelRunner:
             pieces = [*(piece for part in rounds for piece in part.pieces), *verified]
             shown = None if self._images is None else self._images.rows(pieces)
             logits_RV = None
-            if shown is None and not verified:  # no recording knows of pictures
-                logits_RV = self._replayed.run(batch, self._one_token_batch)
+            build = partial(self._forward_batch, pieces, _num_decodes(plain), len(verified))
+            if shown is None:  # no recording knows of pictures
+                logits_RV = self._replayed.run(pieces, build)
             if logits_RV is None:
-                inputs = self._forward_batch(pieces, _num_decodes(plain), _widest(pieces), len(verified))
+                inputs = build(_widest(pieces))
                 if shown is not None:
                     inputs = replace(inputs, image_rows=shown[0], image_embeddings=shown[1])
                 logits_RV = self._model(replace(inputs, seals=_seals(rounds)))
@@ -108,11 +110,8 @@ class ModelRunner:
         """Clear blocks that may hold values which are not finite, before others get them."""
         self._storage.zero_blocks(block_ids)
 
-    def _one_token_batch(self, batch: ScheduledBatch, width: int) -> ForwardBatch:
-        return self._forward_batch(batch.sequences, batch.num_decodes, width)
-
     def _forward_batch(
-        self, sequences: Sequence[ScheduledSequence], num_decodes: int, width: int, num_verifies: int = 0
+        self, sequences: Sequence[ScheduledSequence], num_decodes: int, num_verifies: int, width: int
     ) -> ForwardBatch:
         """The inputs of a step, with a block table of `width` columns."""
         cu_seqlens = torch.tensor([0, *(sequence.num_scheduled_tokens for sequence in sequences)]).cumsum(0)
