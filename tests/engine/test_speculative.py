@@ -275,3 +275,31 @@ def test_inference_mode_and_gradients_stay_as_they_were(model):
     run(core, requests(model.config.vocab_size))
     assert torch.is_grad_enabled()
     assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.skipif(not IS_EXACT, reason=str(_native.absence()))
+@pytest.mark.parametrize("kind", ["mla", "mla_causal", "gqa"])
+def test_replayed_draft_passes_guess_as_the_draft_itself(goldens_dir, kind, monkeypatch):
+    directory = goldens_dir / "k31-tiny"
+    model = load_model(directory, SETTINGS)
+    settings = replace(SETTINGS, speculative=str(goldens_dir / "dspark-tiny" / kind), num_drafts=7)
+    draft = open_draft(directory, settings, model.config).build(model)
+    messages = requests(model.config.vocab_size, max_tokens=40)
+
+    def guesses():
+        core, found = assemble_engine(model, None, settings, draft=draft), []
+        propose = core._drafting._proposer.propose
+
+        def note(sequences):
+            found.append(propose(sequences))
+            return found[-1]
+
+        core._drafting._proposer.propose = note
+        run(always_guess(core), messages)
+        return found, len(core._drafting._proposer._replayed._passes)
+
+    replayed, num_passes = guesses()
+    monkeypatch.setattr("perilune.engine.steps.draft_replay.TRIALS", 0)
+    plain_guesses, none = guesses()
+    assert num_passes > 0 == none
+    assert replayed == plain_guesses

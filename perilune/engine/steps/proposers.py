@@ -3,13 +3,12 @@
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor
 
 from perilune.engine.batch import ScheduledSequence
 from perilune.engine.request import Request
+from perilune.engine.steps.draft_replay import ReplayedDrafts
 from perilune.engine.steps.drafting import Proposal
-from perilune.engine.steps.replay import fill_table_row
 from perilune.models.draft.model import DraftModel
 from perilune.speculative.ngram import SuffixProposer
 
@@ -39,21 +38,18 @@ class NgramProposer:
 class DraftProposer:
     """Runs a draft model, whose context rows lie in the target's `cache`, for blocks of `num_drafts` guesses."""
 
-    def __init__(self, draft: DraftModel, cache: Mapping[str, Tensor], num_drafts: int):
+    def __init__(self, draft: DraftModel, cache: Mapping[str, Tensor], num_drafts: int, block_size: int):
         self._draft = draft
-        self._cache = cache
-        self._num_drafts = num_drafts
+        self._replayed = ReplayedDrafts(draft, cache, num_drafts, block_size)
 
     def propose(self, sequences: Sequence[ScheduledSequence]) -> list[Proposal]:
         """The most probable guesses for each sequence."""
-        anchor_ids = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
-        num_before = torch.tensor([sequence.seq_len - 1 for sequence in sequences])
-        table_NB = torch.empty(len(sequences), max(len(item.block_table) for item in sequences), dtype=torch.int64)
-        for row_B, sequence in zip(table_NB, sequences, strict=True):
-            fill_table_row(row_B, sequence.block_table)
-        blocks = self._draft.blocks(anchor_ids, num_before, table_NB, self._cache, num_drafts=self._num_drafts)
-        drafts = self._draft.draft(self._draft(blocks), anchor_ids, self._num_drafts)
-        logits_NK = drafts.confidence_logits
+        try:
+            drafts = self._replayed.run(sequences)
+        except IndexError:
+            # some sequence has rows that are not finite; its own pass will say so
+            return [Proposal() for _ in sequences]
+        logits_NK = self._draft.confidence_logits(drafts)
         chances = None if logits_NK is None else logits_NK.sigmoid().tolist()
         return [
             Proposal(

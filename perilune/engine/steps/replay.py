@@ -20,11 +20,11 @@ from perilune.ops.recording import Arena, record, replay
 _LOG = logging.getLogger(__name__)
 
 # What a model computes once and keeps refuses its first recording.
-_TRIALS = 2
+TRIALS = 2
 # Recordings of a large model take up to a megabyte each; the ones used last are kept.
 _KEPT = 64
 # A block table grows to this width, and then doubles, before a step is recorded anew.
-_NARROWEST = 16
+NARROWEST = 16
 
 
 class _Key(NamedTuple):
@@ -49,7 +49,7 @@ class _Step:
         batch.seq_lens.copy_(torch.tensor([sequence.seq_len for sequence in sequences]))
         batch.state_slots.copy_(torch.tensor([sequence.state_slot for sequence in sequences]))
         batch.slot_mapping.copy_(
-            torch.tensor([row for sequence in sequences for row in _cache_rows(sequence, block_size)])
+            torch.tensor([row for sequence in sequences for row in _new_rows(sequence, block_size)])
         )
         for index, sequence in enumerate(sequences):
             if self.tables[index] != sequence.block_table:
@@ -78,13 +78,13 @@ class ReplayedSteps:
         if not all(_is_answer(sequence) for sequence in sequences):
             return None
         longest = max(sequence.seq_len for sequence in sequences)
-        width = max(_NARROWEST, 1 << (max(len(item.block_table) for item in sequences) - 1).bit_length())
+        width = max(NARROWEST, 1 << (max(len(item.block_table) for item in sequences) - 1).bit_length())
         key = _Key(tuple(sequence.num_scheduled_tokens for sequence in sequences), width, self._way(longest))
         step = self._steps.get(key)
         if step is not None:
             self._steps.move_to_end(key)
             return step.run(sequences, self._block_size)
-        return self._record(key, sequences, build(width)) if self._refusals[key] < _TRIALS else None
+        return self._record(key, sequences, build(width)) if self._refusals[key] < TRIALS else None
 
     def _record(self, key: _Key, sequences: Sequence[ScheduledSequence], batch: ForwardBatch) -> Tensor:
         batch.prepare()
@@ -112,10 +112,10 @@ def _is_answer(sequence: ScheduledSequence) -> bool:
     return num_tokens == 1 + sequence.num_drafts == len(sequence.logits_rows) and not sequence.seals
 
 
-def _cache_rows(sequence: ScheduledSequence, block_size: int) -> list[int]:
-    """Row of each of the sequence's new tokens in the paged groups."""
-    table = sequence.block_table
-    return [
-        table[position // block_size] * block_size + position % block_size
-        for position in range(sequence.num_computed_tokens, sequence.seq_len)
-    ]
+def _new_rows(sequence: ScheduledSequence, block_size: int) -> list[int]:
+    return cache_rows(sequence.block_table, range(sequence.num_computed_tokens, sequence.seq_len), block_size)
+
+
+def cache_rows(blocks: Sequence[int], positions: range, block_size: int) -> list[int]:
+    """Row of each of a sequence's positions in the paged groups."""
+    return [blocks[position // block_size] * block_size + position % block_size for position in positions]

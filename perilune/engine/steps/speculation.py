@@ -43,7 +43,8 @@ class Speculation:
         """The part that steps use, over the target's cache."""
         proposer: Proposer = NgramProposer()
         if self.draft is not None:
-            proposer = DraftProposer(self.draft, storage.views, self.num_drafts)
+            block_size = self._config.block_size
+            proposer = DraftProposer(self.draft, storage.views, self.num_drafts, block_size)
         gives_chances = self.draft is not None and self.draft.config.has_confidence_head
         policy = DraftPolicy(self.num_drafts, is_model=self.draft is not None, gives_chances=gives_chances)
         records = CacheStorage(

@@ -41,26 +41,26 @@ class DraftBlocks:
         anchor_ids: Tensor,
         num_before: Tensor,
         block_table: Tensor,
-        num_rows: int,
         cache: Mapping[str, Tensor],
-        frequencies: Tensor,
+        turns: Tensor,
     ) -> "DraftBlocks":
-        """Blocks of `num_rows` rows for anchor_ids [N] after num_before [N] tokens, in the blocks block_table [N, B].
+        """Blocks of rows with these turns, for anchor_ids [N] after num_before [N] tokens, in block_table [N, B].
 
         The cache holds the context rows of the tokens before; blocks must reach position num_before + num_rows - 1.
         """
         pool = cache[DRAFT_GROUP]
         num_sequences, block_size = anchor_ids.shape[0], pool.shape[2]
+        num_rows = turns.shape[0] // num_sequences
         token_ids_NL = torch.full((num_sequences, num_rows), config.mask_token_id)
         token_ids_NL[:, 0] = anchor_ids
         positions_NL = num_before[:, None] + torch.arange(num_rows)
         slots_NL = block_table.gather(1, positions_NL // block_size) * block_size + positions_NL % block_size
-        ends, starts = num_before + num_rows, torch.arange(num_sequences + 1) * num_rows
+        ends = num_before + num_rows
         seen_NL = positions_NL + 1 if config.is_causal else ends[:, None].expand(-1, num_rows)
         return DraftBlocks(
             token_ids=token_ids_NL.flatten(),
             slot_mapping=slots_NL.flatten(),
-            turns=ops.rotary_turns(frequencies, config.rope.table_factor, ends, starts, num_sequences * num_rows),
+            turns=turns,
             block_table=block_table.repeat_interleave(num_rows, dim=0),
             seq_lens=seen_NL.flatten().contiguous(),
             cu_seqlens=torch.arange(num_sequences * num_rows + 1),

@@ -31,11 +31,17 @@ _BEST = (0.0, 0.0, 1.0, 0.0, 0.0)  # ops.sample_tokens: temperature 0 takes the 
 
 @dataclass(frozen=True)
 class Drafts:
-    """What one draft pass proposes. `confidence_logits` is None for a draft without that head."""
+    """What one draft pass proposes, place by place."""
 
-    token_ids: Tensor  # [N, K]
-    base_logits: Tensor  # [N, K, V] in the compute dtype, before the Markov bias
-    confidence_logits: Tensor | None  # [N, K] float32: of the chance that the target accepts the draft
+    ids: tuple[Tensor, ...]  # K of [N]
+    rows_KND: Tensor  # normed hidden states
+    markov_rows: tuple[Tensor, ...]  # K of [N, rank] float32, of the tokens before
+    base_KNV: Tensor  # logits in the compute dtype, before the Markov bias
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[N, K]."""
+        return torch.stack(self.ids, 1)
 
 
 class MLP(nn.Module):
@@ -96,9 +102,9 @@ class ConfidenceHead(nn.Module):
         self.proj.bias = parameter(1, dtype=torch.float32)
 
     def forward(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """hidden [N, D], Markov rows [N, rank] -> [N] float32."""
+        """hidden [..., D], Markov rows [..., rank] -> [...] float32."""
         x = torch.cat((hidden.float(), rows), dim=-1) if self.rank else hidden.float()
-        y: Tensor = self.proj(x)[:, 0] + self.proj.bias
+        y: Tensor = self.proj(x)[..., 0] + self.proj.bias
         return y
 
 
@@ -110,6 +116,8 @@ class DraftModel(nn.Module):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.config, self.dtype = config, dtype
         self._shared = (embed_tokens, lm_head)  # a tuple, so that they stay parameters of the target alone
+        self._orders: dict[tuple[int, int, int], Tensor] = {}
+        self._greedy: dict[int, Tensor] = {}
         self.frequencies = torch.tensor(config.rope.frequencies, dtype=torch.float64, device="cpu")
         self.context_proj = Linear(hidden * len(config.target_layer_ids), hidden, dtype)
         self.context_norm = RMSNorm(hidden, eps, dtype)
@@ -144,6 +152,14 @@ class DraftModel(nn.Module):
             own = [next(outputs) for _ in attention.cached_linears]
             batch.write_rows(DRAFT_GROUP, index, attention.rows(*own, turns), num_scaled=0)
 
+    def turns(self, ends: Tensor, num_rows: int) -> Tensor:
+        """Of blocks of `num_rows` rows that end before positions ends [N]: [N * num_rows, rotary width]."""
+        starts = torch.arange(ends.shape[0] + 1) * num_rows
+        turns: Tensor = ops.rotary_turns(
+            self.frequencies, self.config.rope.table_factor, ends, starts, ends.shape[0] * num_rows
+        )
+        return turns
+
     def blocks(
         self,
         anchor_ids: Tensor,
@@ -158,7 +174,8 @@ class DraftModel(nn.Module):
         if size is None:
             assert num_drafts is not None, "the draft names no block size"
             size = num_drafts + (not self.config.samples_from_anchor)
-        return DraftBlocks.after(self.config, anchor_ids, num_before, block_table, size, cache, self.frequencies)
+        turns = self.turns(num_before + size, size)
+        return DraftBlocks.after(self.config, anchor_ids, num_before, block_table, cache, turns)
 
     def forward(self, blocks: DraftBlocks) -> Tensor:
         """-> normed hidden states [N * L, D] of the blocks' rows; writes their rows into the cache."""
@@ -171,28 +188,45 @@ class DraftModel(nn.Module):
     def draft(self, hidden: Tensor, anchor_ids: Tensor, num_drafts: int, choose: Choose | None = None) -> Drafts:
         """Tokens from hidden states [N * L, D], one after the other; `choose` None takes the best, lower ids first.
 
-        A block may yield fewer drafts than it has rows for, never more.
+        A block may yield fewer drafts than it has rows for, never more. IndexError where a row in the middle is not
+        finite and `choose` None finds no token. Without `choose` this can be recorded.
         """
-        first = not self.config.samples_from_anchor
-        rows_NKD = hidden.unflatten(0, (anchor_ids.shape[0], -1))[:, first : first + num_drafts]
-        assert rows_NKD.shape[1] == num_drafts, f"{num_drafts} drafts of a block with {rows_NKD.shape[1]} rows for them"
-        base_NKV = self._shared[1](rows_NKD.flatten(0, 1)).unflatten(0, (-1, num_drafts))
-        previous, chosen, confidence = anchor_ids, [], []
+        num_sequences = anchor_ids.shape[0]
+        order = self._order(num_sequences, hidden.shape[0] // num_sequences, num_drafts)
+        rows = ops.embed_rows(hidden, order, hidden.dtype)
+        base_KNV = self._shared[1](rows).unflatten(0, (num_drafts, -1))
+        previous, chosen, markov_rows = anchor_ids, list[Tensor](), list[Tensor]()
         for index in range(num_drafts):
-            markov_rows, bias_NV = self.markov_head(previous)
-            logits_NV = ops.add_rows(base_NKV[:, index].float(), bias_NV)
-            # a row that is not finite has no token; its draft is refused later, but must index the tables
-            previous = (choose or _best)(index, logits_NV).clamp(min=0)
+            own, bias_NV = self.markov_head(previous)
+            logits_NV = ops.add_rows(ops.scale_rows(base_KNV[index], 1.0), bias_NV)
+            previous = self._best(logits_NV) if choose is None else choose(index, logits_NV)
             chosen.append(previous)
-            if self.config.has_confidence_head:
-                confidence.append(self.confidence_head(rows_NKD[:, index], markov_rows))
-        return Drafts(torch.stack(chosen, 1), base_NKV, torch.stack(confidence, 1) if confidence else None)
+            markov_rows.append(own)
+        return Drafts(tuple(chosen), rows.unflatten(0, (num_drafts, -1)), tuple(markov_rows), base_KNV)
 
+    def confidence_logits(self, drafts: Drafts) -> Tensor | None:
+        """[N, K] float32: of the chance that the target accepts a draft; None for a draft without that head."""
+        if not self.config.has_confidence_head:
+            return None
+        logits: Tensor = self.confidence_head(drafts.rows_KND, torch.stack(drafts.markov_rows))
+        return logits.T
 
-def _best(_: int, logits_NV: Tensor) -> Tensor:
-    settings = torch.tensor([_BEST] * logits_NV.shape[0], dtype=torch.float64)
-    token_ids: Tensor = ops.sample_tokens(logits_NV, settings, None)[0]
-    return token_ids
+    def _order(self, num_sequences: int, num_rows: int, num_drafts: int) -> Tensor:
+        """[K * N]: the rows of hidden states that yield drafts, place by place."""
+        key = (num_sequences, num_rows, num_drafts)
+        if key not in self._orders:
+            first = not self.config.samples_from_anchor
+            assert first + num_drafts <= num_rows, f"a block has rows for {num_rows - first} drafts, not {num_drafts}"
+            places = torch.arange(first, first + num_drafts)
+            self._orders[key] = (places[:, None] + num_rows * torch.arange(num_sequences)).flatten()
+        return self._orders[key]
+
+    def _best(self, logits_NV: Tensor) -> Tensor:
+        count = logits_NV.shape[0]
+        if count not in self._greedy:
+            self._greedy[count] = torch.tensor([_BEST] * count, dtype=torch.float64)
+        token_ids: Tensor = ops.sample_tokens(logits_NV, self._greedy[count], None)[0]
+        return token_ids
 
 
 def build_draft(

@@ -94,14 +94,14 @@ def check_block(draft, cache, expected, prefix=""):
     num_before = int(case["anchor_position"])
     hidden, drafts, logits = run_block(draft, cache, int(case["anchor_id"]), num_before)
     assert worst(case["hidden"], hidden) <= LIMIT
-    assert worst(case["base_logits"], drafts.base_logits[0]) <= LIMIT
+    assert worst(case["base_logits"], drafts.base_KNV[:, 0]) <= LIMIT
     assert worst(case["logits"], logits) <= LIMIT
     assert drafts.token_ids[0].tolist() == case["draft_ids"].tolist()
     assert worst(case["kv_rows"], cached_rows(cache, num_before + NUM_DRAFTS)) <= LIMIT
     if draft.config.has_confidence_head:
-        assert float((case["confidence_logits"] - drafts.confidence_logits[0]).abs().max()) <= LIMIT
+        assert float((case["confidence_logits"] - draft.confidence_logits(drafts)[0]).abs().max()) <= LIMIT
     else:
-        assert drafts.confidence_logits is None
+        assert draft.confidence_logits(drafts) is None
     return drafts.token_ids[0].tolist()
 
 

@@ -88,7 +88,7 @@ def test_a_draft_does_not_depend_on_the_sequences_beside_it(tapped, draft):
     for index, (anchor, count, table) in enumerate([(84, 13, TABLE), (7, 6, OTHER)]):
         alone = drafts_after(draft, cache, [anchor], [count], [table])
         assert torch.equal(alone.token_ids[0], together.token_ids[index])
-        assert torch.allclose(alone.base_logits[0], together.base_logits[index], rtol=1e-5, atol=1e-6)
+        assert torch.allclose(alone.base_KNV[:, 0], together.base_KNV[:, index], rtol=1e-5, atol=1e-6)
 
 
 def test_poison_outside_a_sequences_rows_reaches_nothing(tapped, draft):
@@ -98,8 +98,8 @@ def test_poison_outside_a_sequences_rows_reaches_nothing(tapped, draft):
         cache = new_cache(tapped, fill)
         tapped(pass_over([(TOKENS, 0, TABLE, 0)], cache))
         found.append(drafts_after(draft, cache, [84], [13], [TABLE]))
-    assert torch.equal(found[0].base_logits, found[1].base_logits)
-    assert found[0].base_logits.isfinite().all()
+    assert torch.equal(found[0].base_KNV, found[1].base_KNV)
+    assert found[0].base_KNV.isfinite().all()
 
 
 def test_rows_of_earlier_blocks_are_overwritten_before_they_are_read(tapped, draft):
@@ -111,7 +111,7 @@ def test_rows_of_earlier_blocks_are_overwritten_before_they_are_read(tapped, dra
         if first is not None:
             drafts_after(draft, cache, [first], [9], [TABLE])
         tapped(pass_over([(TOKENS[9:], 9, TABLE, 0)], cache))
-        found.append(drafts_after(draft, cache, [84], [13], [TABLE]).base_logits)
+        found.append(drafts_after(draft, cache, [84], [13], [TABLE]).base_KNV)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
 
@@ -130,12 +130,12 @@ def test_only_a_block_that_is_not_causal_sees_its_later_rows(tapped, draft):
 def test_every_context_row_is_seen(tapped, draft):
     cache = new_cache(tapped)
     tapped(pass_over([(TOKENS, 0, TABLE, 0)], cache))
-    expected = drafts_after(draft, cache, [84], [13], [TABLE]).base_logits
+    expected = drafts_after(draft, cache, [84], [13], [TABLE]).base_KNV
     for position in range(13):
         rows = cache[DRAFT_GROUP][:, TABLE[position // BLOCK_SIZE], position % BLOCK_SIZE]
         before = rows.clone()
         rows += 1
-        assert not torch.equal(drafts_after(draft, cache, [84], [13], [TABLE]).base_logits, expected)
+        assert not torch.equal(drafts_after(draft, cache, [84], [13], [TABLE]).base_KNV, expected)
         rows.copy_(before)
 
 
@@ -164,7 +164,7 @@ def test_each_choice_sets_the_bias_of_the_next(tapped, draft):
     assert drafts.token_ids[0].tolist() == forced
     w1, w2 = draft.markov_head.markov_w1.weight.double(), draft.markov_head.markov_w2.weight.double()
     for index, previous in enumerate([84, *forced[:-1]]):
-        expected = drafts.base_logits[0, index].double() + w2 @ w1[previous]
+        expected = drafts.base_KNV[index, 0].double() + w2 @ w1[previous]
         assert torch.allclose(seen[index].double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -182,15 +182,15 @@ def test_a_block_that_does_not_draft_from_its_anchor_starts_a_row_later(model, t
         tapped(pass_over([(TOKENS, 0, TABLE, 0)], cache))
         anchor = torch.tensor([84])
         hidden = draft(draft.blocks(anchor, torch.tensor([13]), torch.tensor([TABLE]), cache))
-        found[samples] = draft.draft(hidden, anchor, config.num_trained_drafts).base_logits
-    assert found[False].shape[1] == found[True].shape[1] - 1
-    assert torch.allclose(found[True][:, 1:], found[False], rtol=1e-5, atol=1e-6)
+        found[samples] = draft.draft(hidden, anchor, config.num_trained_drafts).base_KNV
+    assert found[False].shape[0] == found[True].shape[0] - 1
+    assert torch.allclose(found[True][1:], found[False], rtol=1e-5, atol=1e-6)
 
 
 def test_logits_that_are_not_finite_index_no_table(tapped, draft):
     anchor = torch.tensor([84])
-    drafts = draft.draft(torch.full((NUM_DRAFTS, 32), torch.nan), anchor, NUM_DRAFTS)
-    assert drafts.token_ids.min() >= 0
+    with pytest.raises(IndexError):
+        draft.draft(torch.full((NUM_DRAFTS, 32), torch.nan), anchor, NUM_DRAFTS)
 
 
 def test_a_missing_parameter_is_named(directory, model, draft):
