@@ -63,7 +63,7 @@ TORCH_FREE = [
     ],
 ]
 
-MODEL_WORDS = re.compile(r"(?<![a-z])(kda|mla|dsa|moe)(?![a-z])|indexer", re.IGNORECASE)
+MODEL_WORDS = re.compile(r"(?<![a-z])(kda|mla|dsa|moe)(?![a-z])|indexer(?!ror)", re.IGNORECASE)
 HARDWARE_WORDS = re.compile(r"cuda|triton|avx|rocm|(?<![a-z0-9_])sm_", re.IGNORECASE)
 HARDWARE_PLACES = ("ops", "platform")
 BANNED_NAMES = {"utils", "common", "helpers", "misc"}
