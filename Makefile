@@ -11,7 +11,7 @@ setup: $(VENV)/.installed
 
 setup-dev: $(VENV)/.installed-dev
 
-NATIVE = $(wildcard native/CMakeLists.txt native/*.cpp native/include/* native/src/* native/src/*/*)
+NATIVE = $(wildcard native/CMakeLists.txt native/*.cpp native/include/* native/include/*/* native/src/* native/src/*/*)
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)

@@ -156,8 +156,8 @@ const std::vector<const Kernels*>& tables() {
   return found;
 }
 
-void check_laws(const std::string& name, int64_t rows, double tolerance, const Call& call) {
-  std::vector<Output> expected;
+void check_laws(const std::string& name, int64_t rows, double tolerance, const Call& call,
+                std::vector<std::vector<double>> expected) {
   for (const Kernels* each : tables()) {
     const std::string where = name + ", " + each->isa;
     set_num_threads(1);
@@ -169,9 +169,11 @@ void check_laws(const std::string& name, int64_t rows, double tolerance, const C
       if (!are_same(together, call(*each, 0, rows)))
         fail(__FILE__, __LINE__, where + ": " + std::to_string(threads) + " threads differ from one");
     }
-    if (expected.empty()) expected = together;
-    for (size_t i = 0; i < together.size(); ++i) {
-      const double error = largest_error(expected[i].numbers, together[i].numbers);
+    if (expected.empty())
+      for (const Output& each : together) expected.push_back(each.numbers);
+    if (expected.size() != together.size()) fail(__FILE__, __LINE__, where + ": another number of outputs");
+    for (size_t i = 0; i < together.size() && i < expected.size(); ++i) {
+      const double error = largest_error(expected[i], together[i].numbers);
       if (!(error <= tolerance))
         fail(__FILE__, __LINE__, where + ": output " + std::to_string(i) + " is off by " + std::to_string(error));
     }

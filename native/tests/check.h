@@ -84,9 +84,11 @@ const std::vector<const Kernels*>& tables();
 
 // `call` runs a kernel on rows (tokens, sequences) [first, first + count) and gives its outputs.
 // Each instruction set must give the same bits by any number of threads, and for a row alone as for all of them; and
-// all sets must agree within `tolerance` of a number and the root mean square together.
+// all sets must agree within `tolerance` of a number and the root mean square together: with `expected`, output by
+// output, or where it is empty with each other.
 using Call = std::function<std::vector<Output>(const Kernels&, int64_t first, int64_t count)>;
-void check_laws(const std::string& name, int64_t rows, double tolerance, const Call& call);
+void check_laws(const std::string& name, int64_t rows, double tolerance, const Call& call,
+                std::vector<std::vector<double>> expected = {});
 
 constexpr double kFloat32 = 1e-5;   // sums taken in another order
 constexpr double kBfloat16 = 2e-2;  // a result or intermediate rounded to the other neighbour

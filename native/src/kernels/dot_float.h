@@ -48,10 +48,9 @@ struct Floats {
 template <typename O>
 constexpr int kUnit = kStreams * O::kStep;
 
-template <typename E, typename V>
-inline void load_unit(const E* p, V v[kStreams]) {
-  constexpr int kStep = sizeof(V) / (std::is_same_v<V, F> ? sizeof(float) : sizeof(bf16));
-  for (int s = 0; s < kStreams; ++s) load_weights(p + s * kStep, v[s]);
+template <typename O, typename E>
+inline void load_unit(O, const E* p, typename O::Vector v[kStreams]) {
+  for (int s = 0; s < kStreams; ++s) load_weights(p + s * O::kStep, v[s]);
 }
 
 // A row of weights that lie element by element.
@@ -66,7 +65,7 @@ struct ElementRow {
   }
   template <typename O>
   void decode(int64_t column, typename O::Vector v[kStreams]) const {
-    load_unit(data + column, v);
+    load_unit(O(), data + column, v);
   }
   // The last columns of a row, fewer than a unit; the rest is zero.
   template <typename O>

@@ -120,11 +120,11 @@ void load_bytes(const E* p, Pairs::Vector v[2]) {
   v[0] = reinterpret_cast<Pairs::Vector>(_mm512_unpacklo_epi8(lower, upper));
   v[1] = reinterpret_cast<Pairs::Vector>(_mm512_unpackhi_epi8(lower, upper));
 }
-inline void load_unit(const int8_t* p, Pairs::Vector v[4]) {
+inline void load_unit(Pairs, const int8_t* p, Pairs::Vector v[4]) {
   load_bytes(p, v);
   load_bytes(p + 64, v + 2);
 }
-inline void load_unit(const f8* p, Pairs::Vector v[4]) {
+inline void load_unit(Pairs, const f8* p, Pairs::Vector v[4]) {
   load_bytes(p, v);
   load_bytes(p + 64, v + 2);
 }

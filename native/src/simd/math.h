@@ -96,9 +96,9 @@ void with_element(Type type, const Body& body) {
 
 // y[i] = sum(v[i])
 inline void sum_all(const F* v, int64_t count, float* y) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store(y + i, sum_each(v + i));
-  for (; i < count; ++i) y[i] = sum(v[i]);
+  const int64_t whole = count / kLanes * kLanes;
+  for (int64_t i = 0; i < whole; i += kLanes) store(y + i, sum_each(v + i));
+  for (int64_t i = whole; i < count; ++i) y[i] = sum(v[i]);
 }
 
 }  // namespace perilune::PERILUNE_ISA
