@@ -35,12 +35,20 @@ OPTIONS = {
     "perilune bench": [],
     "perilune bench ops": ["--json", "--op", "--threads"],
     "perilune bench prefill": [
-        *["CHECKPOINT", "--activations", "--dense-weights", "--dtype", "--json", "--max-num-batched-tokens"],
-        *["--repeats", "--threads", "--tokens"],
+        *[
+            "CHECKPOINT",
+            "--activations",
+            "--cache-dtype",
+            "--dense-weights",
+            "--dtype",
+            "--index-cache-dtype",
+            "--json",
+        ],
+        *["--max-num-batched-tokens", "--repeats", "--threads", "--tokens"],
     ],
     "perilune bench decode": [
-        *["CHECKPOINT", "--activations", "--batch", "--context", "--dense-weights", "--dtype", "--json", "--threads"],
-        "--tokens",
+        *["CHECKPOINT", "--activations", "--batch", "--cache-dtype", "--context", "--dense-weights", "--dtype"],
+        *["--index-cache-dtype", "--json", "--threads", "--tokens"],
     ],
     "perilune bench serve": [
         *[

@@ -4,21 +4,29 @@ import random
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from perilune import ops
 from perilune.cache.manager import CacheManager
 from perilune.cache.spec import CacheGroupSpec, bytes_per_slot, bytes_per_token
 from perilune.cache.storage import CacheStorage
 from perilune.config.engine import EngineConfig
+from perilune.config.model import ModelConfig
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.request import GenerateRequest
 from perilune.engine.steps.runner import ModelRunner
 from perilune.errors import CapacityError, CheckpointError
+from perilune.models.dsa import KEY_GROUP
+from perilune.models.mla import LATENT_GROUP
 from perilune.models.model import KimiModel
+from perilune.ops.packed_rows.layout import is_packed
 from perilune.platform import available_memory_bytes
 from perilune.sampling.params import SamplingParams
 
 # entries of a recurrent state and of a convolution's window stay well within what real ones reach
 _STATE_SCALE = 0.1
+# rows that are drawn at once before they are packed
+_ROWS_AT_ONCE = 4096
 
 
 class BenchEngine(EngineCore):
@@ -46,13 +54,18 @@ class BenchEngine(EngineCore):
             tokenizer=None,
         )
         self._random = random.Random(0)
+        self._widths = _row_widths(model.config)
 
     def fill_cache(self) -> None:
         """Put random rows and states into the whole cache."""
         generator = torch.Generator().manual_seed(0)
         for group in self._groups:
-            scale = 1.0 if group.kind == "paged" else _STATE_SCALE
-            self._storage.views[group.name].normal_(std=scale, generator=generator)
+            view = self._storage.views[group.name]
+            if group.kind == "paged" and is_packed(view.dtype):
+                for pool in view:
+                    _fill_packed(pool, *self._widths[group.name], generator)
+            else:
+                view.normal_(std=1.0 if group.kind == "paged" else _STATE_SCALE, generator=generator)
 
     def step_or_raise(self) -> None:
         """Run one step; what failed in it is an error here."""
@@ -78,6 +91,20 @@ class BenchEngine(EngineCore):
         token_ids = tuple(self._random.choices(range(self.limits.vocab_size), k=num_tokens))
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
         self.add(GenerateRequest(request_id, token_ids, params))
+
+
+def _row_widths(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """By paged group: how many columns of a packed row are quantised, and how many it has."""
+    widths = {LATENT_GROUP: (config.mla.kv_lora_rank, config.mla.cache_width)}
+    if config.indexer is not None:
+        widths[KEY_GROUP] = (config.indexer.head_dim, config.indexer.head_dim)
+    return widths
+
+
+def _fill_packed(pool: Tensor, num_scaled: int, num_columns: int, generator: torch.Generator) -> None:
+    """Random rows, packed, into all of pool [blocks, block_size, bytes]."""
+    for slots in torch.arange(pool.shape[0] * pool.shape[1]).split(_ROWS_AT_ONCE):
+        ops.store_packed_rows(pool, slots, torch.randn(slots.shape[0], num_columns, generator=generator), num_scaled)
 
 
 def _check_room(groups: Sequence[CacheGroupSpec], dtype: str, num_tokens: int, num_seqs: int) -> None:

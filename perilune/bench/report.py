@@ -5,7 +5,7 @@ from typing import Any
 
 from perilune.bench.ceilings import Ceilings, Products
 from perilune.bench.model import Run
-from perilune.config.engine import INT8, STORED, EngineConfig
+from perilune.config.engine import AUTO, FP8, INT8, STORED, EngineConfig
 from perilune.config.model import ModelConfig
 from perilune.models.accounting import (
     Flops,
@@ -38,6 +38,8 @@ class ModelReport:
     dtype: str
     dense_weights: str
     activations: str
+    cache_dtype: str
+    index_cache_dtype: str
     run: Run
     tokens_per_second: float
     bytes_per_token: float
@@ -57,7 +59,7 @@ class ModelReport:
 def decode_need(text: ModelConfig, config: EngineConfig, dtype: str, run: Run) -> Need:
     """Of a step in the middle of the run: weights once, every sequence's states and rows."""
     rows = run.context + 1 + run.tokens // 2
-    each = cache_bytes_read(text, rows, dtype, dtype) + _state_bytes(text, dtype)
+    each = cache_bytes_read(text, rows, *_row_formats(config, dtype)) + _state_bytes(text, dtype)
     return Need(
         run.batch,
         step_weight_bytes(text, run.batch, is_quantised=config.dense_weights != STORED) + run.batch * each,
@@ -70,7 +72,7 @@ def prefill_need(text: ModelConfig, config: EngineConfig, dtype: str, run: Run) 
     step = min(run.tokens, config.max_num_batched_tokens)
     weights = step_weight_bytes(text, step, is_quantised=config.dense_weights != STORED)
     num_steps = -(-run.tokens // step)
-    rows = run.tokens * cache_bytes_per_token(text, dtype, dtype)
+    rows = run.tokens * cache_bytes_per_token(text, *_row_formats(config, dtype))
     return Need(run.tokens, num_steps * (weights + _state_bytes(text, dtype)) + rows, prefill_flops(text, run.tokens))
 
 
@@ -97,6 +99,8 @@ def make_report(
         dtype=dtype,
         dense_weights=config.dense_weights,
         activations=config.activations,
+        cache_dtype=config.cache_dtype,
+        index_cache_dtype=config.index_cache_dtype,
         run=run,
         tokens_per_second=need.tokens / run.mean_s,
         bytes_per_token=need.read_bytes / need.tokens,
@@ -114,6 +118,8 @@ def render_report(report: ModelReport) -> str:
     run, step = report.run, report.run.step_s
     rates = report.tokens_per_second * report.bytes_per_token, report.tokens_per_second * report.flops_per_token
     kind = f"{report.dtype}, dense weights {report.dense_weights}, activations {report.activations}"
+    if (report.cache_dtype, report.index_cache_dtype) != (AUTO, AUTO):
+        kind += f", cached rows {report.cache_dtype}, index keys {report.index_cache_dtype}"
     lines = [str(report.ceilings), "", f"{report.checkpoint}: {kind}"]
     if run.context:
         lines.append(f"{run.batch} sequence(s) behind {run.context} cached tokens whose rows and states are random")
@@ -132,6 +138,12 @@ def render_report(report: ModelReport) -> str:
         "processors that others used": f"{run.others_cores:.2f}",
     }
     return "\n".join([*lines, *(f"{label:<34}{text}" for label, text in rows.items())])
+
+
+def _row_formats(config: EngineConfig, dtype: str) -> tuple[str, str]:
+    """What `models.accounting` calls the cached rows of attention and the index keys."""
+    latent = {AUTO: dtype, FP8: "fp8_ds_mla"}.get(config.cache_dtype, config.cache_dtype)
+    return latent, dtype if config.index_cache_dtype == AUTO else config.index_cache_dtype
 
 
 def _state_bytes(text: ModelConfig, dtype: str) -> int:

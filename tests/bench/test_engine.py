@@ -1,10 +1,15 @@
 import pytest
+import torch
 
 from perilune.bench import engine as engine_module
 from perilune.bench.engine import BenchEngine
 from perilune.config.engine import EngineConfig
 from perilune.engine.build import load_model
 from perilune.errors import CapacityError, CheckpointError
+from perilune.models.dsa import KEY_GROUP
+from perilune.models.mla import LATENT_GROUP
+from perilune.ops.packed_rows.layout import is_packed
+from perilune.ops.packed_rows.reference import unpack
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +29,22 @@ def test_a_request_behind_a_context_decodes_its_first_token_at_once(model):
         engine.step_or_raise()
     engine.check_integrity()
     assert engine.stats().num_running == 2
+
+
+@pytest.mark.parametrize("rows", [("auto", "auto"), ("fp8", "fp8"), ("int8", "int8"), ("int8", "mxfp4")])
+def test_a_filled_cache_holds_rows_that_differ_and_are_as_real_ones(micro_checkpoint, rows):
+    config = EngineConfig(dtype="float32", cache_dtype=rows[0], index_cache_dtype=rows[1])
+    packed = load_model(micro_checkpoint, config)
+    engine = BenchEngine(packed, config, num_seqs=1, max_len=100)
+    engine.fill_cache()
+    text, views = packed.config, engine._storage.views
+    for name, scaled in ((LATENT_GROUP, text.mla.kv_lora_rank), (KEY_GROUP, text.indexer.head_dim)):
+        pool = views[name]
+        read = unpack(pool.view(torch.uint8), pool.dtype, scaled) if is_packed(pool.dtype) else pool
+        assert read.std().item() == pytest.approx(1, abs=0.1)
+        assert len(read.flatten(0, -2).unique(dim=0)) == read.flatten(0, -2).shape[0]
+    engine.add_behind("a", 80)
+    engine.step_or_raise()
 
 
 def test_without_a_context_a_sequence_begins_with_one_token(model):

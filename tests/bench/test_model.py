@@ -87,6 +87,17 @@ def test_a_batch_reads_weights_once_and_every_sequences_own_rows(released_config
     assert (four.tokens, four.flops.total) == (4, 4 * decode_flops(k3, 1002).total)
 
 
+def test_packed_rows_are_counted_as_they_lie_in_memory(released_configs):
+    k31 = released_configs["k31"]
+    run = a_run(context=9999, tokens=2)
+    plain = decode_need(k31, EngineConfig(), "bfloat16", run).read_bytes
+    config = EngineConfig(cache_dtype="fp8", index_cache_dtype="mxfp4")
+    packed = decode_need(k31, config, "bfloat16", run).read_bytes
+    layers = len(k31.full_attn_layers)
+    # latents of 512 with four scales and the shared part of 64 in bfloat16; keys of 128
+    assert plain - packed == layers * (k31.indexer.topk * (1152 - 656) + 10001 * (256 - 68))
+
+
 def test_a_prompt_reads_weights_in_every_step_of_the_engine(released_configs):
     k3 = released_configs["k3"]
     need = prefill_need(k3, EngineConfig(max_num_batched_tokens=256), "bfloat16", a_run(tokens=1000))

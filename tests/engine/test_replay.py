@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from perilune.config.engine import EngineConfig
+from perilune.config.parse import load_model_config
 from perilune.engine.build import assemble_engine, load_model
 from perilune.engine.request import FinishReason, GenerateRequest
 from perilune.engine.steps.replay import ReplayedSteps, _Step
 from perilune.ops import _native
+from perilune.ops.packed_rows.layout import DTYPES
 from perilune.ops.registry import apply_overrides
 from perilune.sampling.params import SamplingParams
 
@@ -77,7 +79,7 @@ def both_ways(model, config, monkeypatch):
 def assert_equal_to_the_bit(replayed, direct):
     assert replayed[0] == direct[0]
     for name, view in direct[1].items():
-        assert torch.equal(replayed[1][name], view), name
+        assert torch.equal(replayed[1][name].view(torch.uint8), view.view(torch.uint8)), name
 
 
 @needs_core
@@ -108,6 +110,19 @@ def test_replayed_steps_equal_the_models_with_quantised_weights(directory, repla
     config = settings(dtype="bfloat16", dense_weights="int8", activations="int8")
     replayed, direct = both_ways(load_model(directory, config), config, monkeypatch)
     assert_equal_to_the_bit(replayed, direct)
+    assert len(replays) > 50
+
+
+@needs_core
+@pytest.mark.parametrize("rows", [("fp8", "fp8"), ("int8", "int8"), ("int8", "mxfp4")])
+def test_replayed_steps_equal_the_models_with_packed_rows(directory, rows, replays, monkeypatch):
+    has_index = load_model_config(directory).indexer is not None
+    if not has_index and rows[1] == "mxfp4":
+        pytest.skip("the model keeps no index keys")
+    config = settings(dtype="bfloat16", cache_dtype=rows[0], index_cache_dtype=rows[1] if has_index else "auto")
+    replayed, direct = both_ways(load_model(directory, config), config, monkeypatch)
+    assert_equal_to_the_bit(replayed, direct)
+    assert any(view.dtype in DTYPES for view in direct[1].values()), "no group is packed"
     assert len(replays) > 50
 
 

@@ -70,6 +70,8 @@ def prefill(
     dtype: options.Dtype = None,
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
+    cache_dtype: options.CacheDtype = "auto",
+    index_cache_dtype: options.IndexCacheDtype = "auto",
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -83,6 +85,8 @@ def prefill(
         dtype=dtype,
         dense_weights=dense_weights,
         activations=activations,
+        cache_dtype=cache_dtype,
+        index_cache_dtype=index_cache_dtype,
     )
     _bench_model(checkpoint, config, threads, as_json, lambda model: model.prefill(tokens, repeats), prefill_need)
 
@@ -96,6 +100,8 @@ def decode(
     dtype: options.Dtype = None,
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
+    cache_dtype: options.CacheDtype = "auto",
+    index_cache_dtype: options.IndexCacheDtype = "auto",
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -103,7 +109,13 @@ def decode(
     from perilune.bench.report import decode_need
     from perilune.config.engine import EngineConfig
 
-    config = EngineConfig(dtype=dtype, dense_weights=dense_weights, activations=activations)
+    config = EngineConfig(
+        dtype=dtype,
+        dense_weights=dense_weights,
+        activations=activations,
+        cache_dtype=cache_dtype,
+        index_cache_dtype=index_cache_dtype,
+    )
     _bench_model(checkpoint, config, threads, as_json, lambda model: model.decode(context, tokens, batch), decode_need)
 
 

@@ -64,6 +64,11 @@ def test_json_holds_ceilings_and_cases(run):
             ["decode", "--tokens", "1", "--dense-weights", "int8", "--activations", "int8", "--dtype", "float32"],
             {"dense_weights": "int8", "activations": "int8", "dtype": "float32"},
         ),
+        (
+            ["decode", "--context", "70", "--tokens", "1", "--cache-dtype", "int8", "--index-cache-dtype", "mxfp4"],
+            {"context": 70, "cache_dtype": "int8", "index_cache_dtype": "mxfp4"},
+        ),
+        (["prefill", "--tokens", "5", "--repeats", "1", "--cache-dtype", "fp8"], {"cache_dtype": "fp8"}),
     ],
     ids=" ".join,
 )
