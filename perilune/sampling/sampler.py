@@ -11,9 +11,12 @@ Shapes: R rows, V vocabulary.
 import hashlib
 import math
 import struct
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,12 +34,22 @@ class SamplingRow:
 
     params: SamplingParams
     seed: int
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: tuple[int, ...]
     output_token_ids: Sequence[int]
 
 
+class _Prompt(NamedTuple):
+    """A prompt, which keeps its identity its own, and its ids int64 [P]."""
+
+    token_ids: tuple[int, ...]
+    ids: Tensor
+
+
 class Sampler:
-    """Turns the logits of one step into tokens; keeps no state between steps."""
+    """Turns the logits of one step into tokens; keeps nothing between steps but prompts that penalties count."""
+
+    def __init__(self) -> None:
+        self._prompts: dict[int, _Prompt] = {}  # by identity, those of the last step
 
     def sample(
         self, logits: Tensor, rows: Sequence[SamplingRow], mask: Tensor | None = None
@@ -49,7 +62,7 @@ class Sampler:
         if not rows:
             return []
         settings = torch.tensor([_settings(row, logits.shape[1]) for row in rows], dtype=torch.float64)
-        token_ids, best = ops.sample_tokens(_adjusted(logits, rows), settings, mask)
+        token_ids, best = ops.sample_tokens(self._adjusted(logits, rows), settings, mask)
         return [
             _failure(value) if token_id < 0 else _sampled(logits[index], row, token_id)
             for index, (row, token_id, value) in enumerate(zip(rows, token_ids.tolist(), best.tolist(), strict=True))
@@ -67,6 +80,22 @@ class Sampler:
                 return _failure(best)
             entries.append(token_logprob(row_V, target_id, num_top))
         return entries
+
+    def _adjusted(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+        """`logits` with bias and penalties applied, in a float32 copy where that changes anything. [R, V]"""
+        changed = [index for index, row in enumerate(rows) if row.params.logit_bias or row.params.has_penalties]
+        last, self._prompts = self._prompts, {}
+        if not changed:
+            return logits
+        adjusted_RV = logits.to(torch.float32, copy=True)
+        for index in changed:
+            row, key, prompt = rows[index], id(rows[index].prompt_token_ids), None
+            if row.params.has_penalties:
+                prompt = self._prompts.get(key) or last.get(key)
+                prompt = prompt or _Prompt(row.prompt_token_ids, _id_tensor(row.prompt_token_ids))
+                self._prompts[key] = prompt
+            _adjust_row(adjusted_RV[index], row, prompt)
+        return adjusted_RV
 
 
 def uniform(seed: int, position: int) -> float:
@@ -109,18 +138,7 @@ def _failure(best: float) -> SamplingFailure:
     return SamplingFailure(f"the model's logits for the next token hold {found}; no token can be chosen")
 
 
-def _adjusted(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """`logits` with bias and penalties applied, in a float32 copy where that changes anything. [R, V]"""
-    changed = [index for index, row in enumerate(rows) if row.params.logit_bias or row.params.has_penalties]
-    if not changed:
-        return logits
-    adjusted_RV = logits.to(torch.float32, copy=True)
-    for index in changed:
-        _adjust_row(adjusted_RV[index], rows[index])
-    return adjusted_RV
-
-
-def _adjust_row(logits_V: Tensor, row: SamplingRow) -> None:
+def _adjust_row(logits_V: Tensor, row: SamplingRow, prompt: _Prompt | None) -> None:
     """Apply bias, then repetition, frequency and presence penalties, in place.
 
     Repetition counts prompt and output tokens; frequency and presence count output tokens only.
@@ -129,7 +147,12 @@ def _adjust_row(logits_V: Tensor, row: SamplingRow) -> None:
     if params.logit_bias:
         biased = torch.tensor(list(params.logit_bias), device=device)
         logits_V[biased] += torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device)
-    if params.has_penalties:
-        ids = torch.tensor([*row.prompt_token_ids, *row.output_token_ids], dtype=torch.int64, device=device)
+    if prompt is not None:
+        ids = torch.cat([prompt.ids, _id_tensor(row.output_token_ids)]).to(device)
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         ops.penalize(logits_V, ids, len(row.prompt_token_ids), *penalties)
+
+
+def _id_tensor(token_ids: Sequence[int]) -> Tensor:
+    """int64 [T]; a third of the time of `torch.tensor`, which looks at every number's type."""
+    return torch.from_numpy(np.array(array("q", token_ids)))

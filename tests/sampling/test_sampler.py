@@ -1,5 +1,6 @@
 import math
 import random
+import sys
 from itertools import pairwise
 
 import pytest
@@ -224,6 +225,31 @@ def test_a_penalty_or_a_bias_changes_the_greedy_token():
         assert Sampler().sample(logits, [row(temperature=0, **fields)])[0].token_id == 1
     prompt_only = row(temperature=0, prompt=(0, 0), presence_penalty=2.0, frequency_penalty=2.0)
     assert Sampler().sample(logits, [prompt_only])[0].token_id == 0
+
+
+def test_answers_that_go_on_are_penalised_as_if_each_step_were_the_first():
+    sampler, rng, outputs = Sampler(), random.Random(7), [[], [], []]
+    prompts = [(3, 5, 5), (3, 5, 5, 8), tuple(range(20))]
+    for step in range(40):
+        requests = [
+            row(step, prompts[place], tuple(output), repetition_penalty=1.5, frequency_penalty=0.3, temperature=0.0)
+            for place, output in enumerate(outputs)
+            if step % 7 != place
+        ]
+        logits = torch.randn(len(requests), VOCAB, generator=torch.Generator().manual_seed(step))
+        chosen = [sampled.token_id for sampled in sampler.sample(logits, requests)]
+        assert chosen == [naive_token(own.tolist(), request) for own, request in zip(logits, requests, strict=True)]
+        for output in outputs:
+            output.append(rng.randrange(VOCAB))
+
+
+def test_a_prompt_is_forgotten_when_no_row_needs_it():
+    sampler, prompt, logits_RV = Sampler(), tuple(range(9)), torch.zeros(1, VOCAB)
+    before = sys.getrefcount(prompt)
+    sampler.sample(logits_RV, [row(prompt=prompt, presence_penalty=0.5)])
+    assert sys.getrefcount(prompt) > before
+    sampler.sample(logits_RV, [row(prompt=prompt)])
+    assert sys.getrefcount(prompt) == before
 
 
 def test_the_logits_are_left_as_they_were():
