@@ -155,6 +155,9 @@ Numbers unpack_row(const void* bytes, int64_t scaled, int64_t columns, Type type
   return row;
 }
 
+// What a pool is aligned for: the widest numbers that kernels read in place.
+static Type alignment_of(Type type) { return type == Type::f32 || type == Type::mxfp4 ? type : Type::bf16; }
+
 static int64_t num_blocks(const std::vector<int64_t>& seq_lens, int64_t block_size) {
   int64_t blocks = 0;
   for (int64_t length : seq_lens) blocks += (length + block_size - 1) / block_size;
@@ -166,7 +169,8 @@ PagedRows::PagedRows(Type type, int64_t scaled, int64_t columns, int64_t block_s
     : block_size_(block_size),
       row_bytes_(type == Type::f32 || type == Type::bf16 ? type_bytes(type, columns) : packed_bytes(type, scaled, columns)),
       seq_lens_(std::move(seq_lens)),
-      pool_(Type::i8, num_blocks(seq_lens_, block_size) * block_size * row_bytes_) {
+      pool_(alignment_of(type),
+            num_blocks(seq_lens_, block_size) * block_size * row_bytes_ * 2 / type_bytes(alignment_of(type), 2)) {
   std::vector<int64_t> blocks(static_cast<size_t>(num_blocks(seq_lens_, block_size)));
   std::iota(blocks.begin(), blocks.end(), 0);
   std::shuffle(blocks.begin(), blocks.end(), random);

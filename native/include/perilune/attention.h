@@ -11,7 +11,7 @@ struct MlaArgs {
   const void* q;  // [tokens, heads, key + shared], `q_stride` from token to token
   Type type;
   int64_t q_stride;
-  Pages pages;  // rows [latent | shared] of row_type; of i8 and f8 packed, the latent quantised
+  Pages pages;  // rows [latent | shared] of row_type; of i8 and f8 packed, the latent quantised, at even addresses
   Type row_type;
   Sequences sequences;
   const void* w_uk;
