@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import accumulate
+from operator import mul
 
 # Of the weight that observations have, what is left after one more round.
 _MEMORY = 0.9
@@ -38,7 +40,10 @@ class Acceptance:
     @property
     def rates(self) -> list[float]:
         """For each place the share of drafts that stay where all before them do."""
-        usual = None if self._prior is None else self._prior.rates
+        return self.rates_beside(None if self._prior is None else self._prior.rates)
+
+    def rates_beside(self, usual: Sequence[float] | None) -> list[float]:
+        """As `rates`, given those of the prior."""
         found, base = list[float](), self._first_guess
         for place, (kept, tried, trust) in enumerate(zip(self._kept, self._tried, self._trust, strict=True)):
             if usual is not None:
@@ -48,14 +53,14 @@ class Acceptance:
             found.append(base)
         return found
 
+    def survival_beside(self, usual: Sequence[float] | None) -> list[float]:
+        """For each place the chance that the drafts up to it stay, given the prior's rates."""
+        return list(accumulate(self.rates_beside(usual), mul))
+
     @property
     def survival(self) -> list[float]:
         """For each place the chance that the drafts up to it stay."""
-        found, chance = [], 1.0
-        for rate in self.rates:
-            chance *= rate
-            found.append(chance)
-        return found
+        return list(accumulate(self.rates, mul))
 
     def observe(self, num_verified: int, num_accepted: int) -> None:
         """A round verified the first `num_verified` drafts, and the first `num_accepted` of them stay."""

@@ -14,7 +14,8 @@ from perilune.speculative.length import Acceptance, StepTimes, choose_lengths
 
 _LOG = logging.getLogger(__name__)
 
-# Where nothing is drafted, every so many steps one request tries so many drafts; the wait doubles while that fails.
+# Where nothing is drafted, every so many steps one answer tries so many drafts. While that fails the wait doubles; when
+# all of them stay the next trial comes soon and is longer.
 FIRST_WAIT, LONGEST_WAIT = 8, 256
 TRIAL_LENGTH = 2
 # How far one step moves the estimate of how long steps take against what was measured, and how far one is believed
@@ -109,6 +110,9 @@ class DraftPolicy:
         self._factors = {True: 1.0, False: 1.0}  # by whether a step verifies
         self._wait, self._num_idle, self._num_trials = FIRST_WAIT, 0, 0
         self._tried, self._kept = [0] * num_drafts, [0] * num_drafts
+        # answers and rounds when it was found that nothing pays
+        self._settled: tuple[tuple[int, ...], int] | None = None
+        self._trial_length = TRIAL_LENGTH
         self._num_rounds = self._num_drafted = self._num_steps = self._num_plain_steps = 0
         self._is_judged = not is_model
 
@@ -117,16 +121,21 @@ class DraftPolicy:
         self._is_trial = False
         if not requests or budget <= 0:
             return [0] * len(requests)
-        records = [self._record(request) for request in requests]
-        survivals = [record.acceptance.survival[: max(0, m)] for record, m in zip(records, most, strict=True)]
+        # where nothing was tried since nothing paid, nothing pays still
+        state = (tuple(map(id, requests)), self._num_rounds)
+        if self._settled == state:
+            return self._idle(requests, most, budget)
+        usual = self._all.rates
+        survivals = [
+            self._record(request).acceptance.survival_beside(usual)[: max(0, count)]
+            for request, count in zip(requests, most, strict=True)
+        ]
         chosen = self._choose(survivals, self.costs.drafting.of(len(requests)), budget)
         if any(chosen):
-            self._wait, self._num_idle = FIRST_WAIT, 0
+            self._wait, self._num_idle, self._trial_length = FIRST_WAIT, 0, TRIAL_LENGTH
             return _filled(chosen, most, budget) if self._gives_chances else chosen
-        self._num_idle += 1
-        if self._num_idle >= self._wait:
-            self._try_one(records, most, budget, chosen)
-        return chosen
+        self._settled = state
+        return self._idle(requests, most, budget)
 
     def trimmed(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """How many of the drafts that are made already are worth verifying; `chances` are what their maker thinks."""
@@ -139,6 +148,10 @@ class DraftPolicy:
         self, request: object, num_verified: int, num_accepted: int, chances: Sequence[float] | None = None
     ) -> None:
         """Learn from a round, in which the maker of the drafts gave them these chances, if any."""
+        if self._is_trial:
+            is_good = num_accepted == num_verified
+            self._wait = FIRST_WAIT if is_good else min(2 * self._wait, LONGEST_WAIT)
+            self._trial_length = min(2 * self._trial_length, self.num_drafts) if is_good else TRIAL_LENGTH
         for acceptance in (self._record(request).acceptance, self._all):
             acceptance.observe(num_verified, num_accepted)
         self._num_rounds += 1
@@ -193,17 +206,21 @@ class DraftPolicy:
             survivals, self.costs.verifying, draft_seconds, plain_seconds=plain_seconds, most_drafts=budget
         )
 
-    def _try_one(self, records: Sequence[_Record], most: Sequence[int], budget: int, lengths: list[int]) -> None:
-        """Gives the answer whose last trial is longest ago a few drafts; its estimate would never change otherwise."""
-        able = [index for index, count in enumerate(most) if count > 0]
-        if not able:
-            return
-        index = min(able, key=lambda index: records[index].last_trial)
-        self._is_trial = True
-        self._num_trials += 1
-        self._num_idle, self._wait = 0, min(2 * self._wait, LONGEST_WAIT)
-        records[index].last_trial = self._num_trials
-        lengths[index] = min(TRIAL_LENGTH, most[index], budget)
+    def _idle(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
+        """No lengths, but now and then a trial of the answer whose last one is longest ago: nothing else would ever
+        change its estimate.
+        """
+        lengths = [0] * len(requests)
+        self._num_idle += 1
+        able = [index for index, count in enumerate(most) if count > 0] if self._num_idle >= self._wait else ()
+        if able:
+            records = [self._record(request) for request in requests]
+            index = min(able, key=lambda index: records[index].last_trial)
+            self._is_trial, self._num_idle = True, 0
+            self._num_trials += 1
+            records[index].last_trial = self._num_trials
+            lengths[index] = min(self._trial_length, most[index], budget)
+        return lengths
 
     def _judge(self) -> None:
         """Says once what drafts that fail look like."""

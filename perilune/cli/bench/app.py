@@ -96,7 +96,12 @@ def decode(
     checkpoint: options.Checkpoint = None,
     context: Annotated[int, typer.Option(help="Tokens before the first step; their rows are random.", min=0)] = 0,
     tokens: Annotated[int, typer.Option(help="Steps that are timed.", min=1)] = 32,
-    batch: Annotated[int, typer.Option(help="Sequences that decode together.", min=1)] = 1,
+    batch: Annotated[
+        int | None,
+        typer.Option(help="Sequences that decode together; 1, or with --speculative 1, 4 and 16, by default.", min=1),
+    ] = None,
+    speculative: options.Speculative = "off",
+    num_drafts: options.NumDrafts = None,
     dtype: options.Dtype = None,
     dense_weights: options.DenseWeights = "stored",
     activations: options.Activations = "exact",
@@ -105,18 +110,44 @@ def decode(
     threads: options.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Time decode steps of a checkpoint's engine; random tokens follow each other, so that experts vary."""
-    from perilune.bench.report import decode_need
-    from perilune.config.engine import EngineConfig
+    """Time decode steps of a checkpoint's engine; random tokens follow each other, so that experts vary.
 
-    config = EngineConfig(
-        dtype=dtype,
-        dense_weights=dense_weights,
-        activations=activations,
-        cache_dtype=cache_dtype,
-        index_cache_dtype=index_cache_dtype,
-    )
-    _bench_model(checkpoint, config, threads, as_json, lambda model: model.decode(context, tokens, batch), decode_need)
+    With --speculative, real answers of `tokens` tokens to three kinds of text, with guesses and without in turns.
+    """
+    given = locals()
+    from perilune.bench.report import decode_need
+
+    config = options.engine_config(given)
+    if speculative != "off":
+        return _bench_drafts(checkpoint, config, threads, as_json, tokens, (1, 4, 16) if batch is None else (batch,))
+
+    def execute(model: "ModelBench") -> "Run":
+        return model.decode(context, tokens, batch or 1)
+
+    return _bench_model(checkpoint, config, threads, as_json, execute, decode_need)
+
+
+def _bench_drafts(
+    checkpoint: Path | None,
+    config: "EngineConfig",
+    threads: int | None,
+    as_json: bool,
+    num_tokens: int,
+    batches: tuple[int, ...],
+) -> None:
+    from perilune.bench.drafts.run import HEADER, DraftBench, render
+    from perilune.config.engine import DEMO_CHECKPOINT
+    from perilune.ops.threads import set_num_threads
+
+    if threads is not None:
+        set_num_threads(threads)
+    bench = DraftBench(checkpoint or DEMO_CHECKPOINT, config, num_tokens=num_tokens, max_batch=max(batches))
+    if as_json:
+        runs = bench.run(batches, lambda _: None)
+        typer.echo(json.dumps({"checkpoint": str(checkpoint or DEMO_CHECKPOINT), "runs": [x.as_json() for x in runs]}))
+        return
+    typer.echo(HEADER)
+    bench.run(batches, lambda run: typer.echo(render(run)))
 
 
 def _bench_model(

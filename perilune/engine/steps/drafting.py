@@ -85,6 +85,8 @@ class Drafting:
                 self._verified.append(_with_drafts(sequence, proposal.token_ids))
             if proposal.chances is not None:
                 self._chances[sequence.request.request_id] = proposal.chances
+        # few orders of lengths, so that recordings of steps serve often
+        self._verified.sort(key=lambda sequence: sequence.num_drafts)
         ids = {sequence.request.request_id for sequence in self._verified}
         return tuple(item for item in sequences if item.request.request_id not in ids), tuple(self._verified)
 

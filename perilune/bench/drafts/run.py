@@ -1,0 +1,149 @@
+"""`bench decode --speculative`: answers with guesses beside the same ones without, run in turns."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from perilune.bench.drafts.texts import KINDS, prompts
+from perilune.bench.spread import Spread
+from perilune.config.engine import OFF, EngineConfig
+from perilune.config.parse import load_model_config
+from perilune.engine.build import assemble_engine, load_model
+from perilune.engine.core import EngineCore
+from perilune.engine.request import GenerateRequest
+from perilune.engine.stats import DraftStats
+from perilune.engine.steps.draft_model import open_draft
+from perilune.errors import CheckpointError
+from perilune.sampling.params import SamplingParams
+from perilune.text.tokenizer import Tokenizer
+
+# Answers before the first that counts, in which estimates settle and passes are recorded.
+WARM_UP_RUNS = 2
+RUNS = 7
+
+
+@dataclass(frozen=True)
+class DraftRun:
+    """Answers of one kind of text, `batch` at once. Rates are tokens of all answers per second.
+
+    `speed_up` is that of neighbouring runs. `acceptance` holds for each place the share of guesses that were right
+    among those behind right ones, None where none was verified; `mean_length` the tokens that an answer got from a step
+    which verified some for it, 0 where none did; `plain_steps` the share of steps that verified nothing;
+    `num_differing` the answers that were not those without guesses, which never happens with the native core.
+    """
+
+    kind: str
+    batch: int
+    plain: Spread
+    speculative: Spread
+    speed_up: Spread
+    acceptance: tuple[float | None, ...]
+    mean_length: float
+    plain_steps: float
+    num_differing: int
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class DraftBench:
+    """A checkpoint in two engines that share its weights: one guesses as `config` says, the other does not."""
+
+    def __init__(self, checkpoint: Path, config: EngineConfig, *, num_tokens: int, max_batch: int):
+        opened = open_draft(checkpoint, config, load_model_config(checkpoint))
+        self._tokenizer = Tokenizer.load(checkpoint)
+        model = load_model(checkpoint, config)
+        config = replace(config, max_num_seqs=max_batch, prefix_cache=False)
+        draft = None if opened is None else opened.build(model)
+        plain = replace(config, speculative=OFF, num_drafts=None, draft_rope_theta=None, draft_rope_interleaved=None)
+        self._plain = assemble_engine(model, None, plain)
+        self._speculative = assemble_engine(model, None, config, draft=draft)
+        self._num_tokens = num_tokens
+
+    def run(self, batches: Sequence[int], on_run: Callable[[DraftRun], None]) -> list[DraftRun]:
+        """Every kind of text at every batch; `on_run` hears of each as it ends."""
+        found = []
+        for kind in KINDS:
+            for batch in batches:
+                found.append(self._run_kind(kind, batch))
+                on_run(found[-1])
+        return found
+
+    def _run_kind(self, kind: str, batch: int) -> DraftRun:
+        before, plain, speculative, num_differing = None, list[float](), list[float](), 0
+        for number in range(WARM_UP_RUNS + RUNS):
+            if number == WARM_UP_RUNS:
+                before, plain, speculative = self._drafts, [], []
+            messages = self._messages(kind, batch, seed=number)
+            rate, answers = _rate(self._plain, messages)
+            plain.append(rate)
+            rate, guessed = _rate(self._speculative, messages)
+            speculative.append(rate)
+            num_differing += sum(answers[name] != guessed[name] for name in answers)
+        assert before is not None
+        return DraftRun(
+            kind,
+            batch,
+            Spread.of(plain),
+            Spread.of(speculative),
+            Spread.of([fast / slow for fast, slow in zip(speculative, plain, strict=True)]),
+            *_shares(before, self._drafts),
+            num_differing,
+        )
+
+    @property
+    def _drafts(self) -> DraftStats:
+        drafts = self._speculative.stats().drafts
+        assert drafts is not None
+        return drafts
+
+    def _messages(self, kind: str, batch: int, seed: int) -> list[GenerateRequest]:
+        temperature = 1.0 if kind == "random" else 0.0
+        params = SamplingParams(temperature=temperature, max_tokens=self._num_tokens, ignore_eos=True, seed=seed)
+        vocab_size = self._plain.limits.vocab_size
+        found = prompts(kind, batch, self._tokenizer, vocab_size, seed)
+        return [GenerateRequest(str(index), tuple(ids), params) for index, ids in enumerate(found)]
+
+
+def _rate(core: EngineCore, messages: Sequence[GenerateRequest]) -> tuple[float, dict[str, list[int]]]:
+    """Tokens per second from when all answers have begun, and the answers."""
+    answers: dict[str, list[int]] = {message.request_id: [] for message in messages}
+    for message in messages:
+        core.add(message)
+    began_s, num_before = 0.0, 0
+    while core.has_work:
+        for output in core.step():
+            if output.error is not None:
+                raise CheckpointError(f"an answer failed: {output.error}")
+            answers[output.request_id] += output.token_ids
+        if not began_s and all(answers.values()):
+            began_s, num_before = time.perf_counter(), sum(map(len, answers.values()))
+    return (sum(map(len, answers.values())) - num_before) / (time.perf_counter() - began_s), answers
+
+
+def _shares(before: DraftStats, after: DraftStats) -> tuple[tuple[float | None, ...], float, float]:
+    """Acceptance by place, mean length and the share of plain steps, of what came between."""
+    tried = [b - a for a, b in zip(before.tried, after.tried, strict=True)]
+    kept = [b - a for a, b in zip(before.kept, after.kept, strict=True)]
+    rounds, steps = after.num_rounds - before.num_rounds, after.num_steps - before.num_steps
+    acceptance = tuple(k / t if t else None for k, t in zip(kept, tried, strict=True))
+    mean_length = 1 + sum(kept) / rounds if rounds else 0.0
+    return acceptance, mean_length, (after.num_plain_steps - before.num_plain_steps) / steps
+
+
+def render(run: DraftRun) -> str:
+    """One line of the table."""
+    places = " ".join("-" if share is None else f"{share:.2f}" for share in run.acceptance)
+    return (
+        f"{run.kind:<10}{run.batch:>5}{run.plain.median:>10.0f}{run.speculative.median:>10.0f}"
+        f"{f'{run.speed_up.median:.2f} ({run.speed_up.low:.2f}-{run.speed_up.high:.2f})':>20}"
+        f"{run.mean_length:>8.2f}{run.plain_steps:>8.0%}{run.num_differing:>8}  {places}"
+    )
+
+
+HEADER = (
+    f"{'text':<10}{'batch':>5}{'plain/s':>10}{'guess/s':>10}{'speed-up':>20}{'length':>8}{'plain':>8}{'differ':>8}"
+    "  by place"
+)
