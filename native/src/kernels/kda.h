@@ -10,6 +10,8 @@
 
 namespace perilune::PERILUNE_ISA {
 
+constexpr int64_t kLineFloats = 16;  // of a cache line
+
 // Calls body with the head width as a compile-time constant where it is K3's, else with zero.
 template <typename Body>
 void with_width(int64_t width, const Body& body) {
@@ -58,10 +60,10 @@ inline void kda_decay(const DecayArgs& args) {
 // correction = beta (v - state^T diag(decay) k), and o = state^T q of the new state. `scratch` holds 4 width floats.
 //
 // Two passes over the state, the first of which also forms what o takes from the old state; each row comes from memory
-// once and from the second-level cache once.
+// once and from the second-level cache once. The second pass asks for the state `next`, if any, into that cache.
 template <int64_t W>
 void delta_step(float* state, const float* q, const float* k, const float* v, const float* decay, float beta,
-                int64_t width_given, float* scratch, float* o) {
+                int64_t width_given, float* scratch, float* o, const float* next = nullptr) {
   const int64_t width = W > 0 ? W : width_given;
   float *decayed_k = scratch, *decayed_q = scratch + width, *seen = scratch + 2 * width;
   float* correction = scratch + 3 * width;
@@ -94,6 +96,8 @@ void delta_step(float* state, const float* q, const float* k, const float* v, co
   }
   for (int64_t row = 0; row < width; row += 4) {
     float* s = state + row * width;
+    if (next != nullptr)
+      for (int64_t c = 0; c < 4 * width; c += kLineFloats) prefetch_far(next + row * width + c);
     const F a0 = set(decay[row]), a1 = set(decay[row + 1]), a2 = set(decay[row + 2]), a3 = set(decay[row + 3]);
     const F k0 = set(k[row]), k1 = set(k[row + 1]), k2 = set(k[row + 2]), k3 = set(k[row + 3]);
     for (int64_t c = 0; c < width; c += kLanes) {

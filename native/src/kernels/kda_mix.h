@@ -25,11 +25,12 @@ class HeadMix {
     for (ConvWindow<E>& window : windows_) window = ConvWindow<E>(scratch_, width_, args.taps);
   }
 
-  void run(int64_t first, int64_t end) {
+  // `has_next`: the caller goes on with the head after this one.
+  void run(int64_t first, int64_t end, bool has_next) {
     float* state = args_.state == nullptr ? nullptr : args_.state + (slot_ * args_.heads + head_) * width_ * width_;
     for (int stream = 0; stream < 3; ++stream) windows_[stream].begin(conv_state(stream));
     if (end - first == 1)
-      run_token(first, state);
+      run_token(first, state, has_next && state != nullptr ? state + width_ * width_ : nullptr);
     else
       run_chunks(first, end, state);
     for (int stream = 0; stream < 3; ++stream) windows_[stream].end(conv_state(stream));
@@ -61,14 +62,14 @@ class HeadMix {
     std::memcpy(records.corrections + to, correction, sizeof(float) * width_);
   }
 
-  void run_token(int64_t t, float* state) {
+  void run_token(int64_t t, float* state, const float* next_state) {
     if (state == nullptr) {
       state = buffers_.panels;
       std::memset(state, 0, sizeof(float) * width_ * width_);
     }
     const ChunkBuffers& b = buffers_;
     load_rows(t, 1);
-    delta_step<W>(state, b.q, b.k, b.v, b.decay, b.beta[0], width_, b.inward, b.o);
+    delta_step<W>(state, b.q, b.k, b.v, b.decay, b.beta[0], width_, b.inward, b.o, next_state);
     store_rows(t, 1);
   }
 
@@ -153,9 +154,10 @@ inline void kda_mix(const KdaMixArgs& args) {
     with_chunk_form(args.width, [&](auto constant, auto vectors) {
       parallel(sequences.count * runs, [&](int64_t chunk) {
         const int64_t n = chunk / runs, first = chunk % runs * run;
-        for (int64_t head = first; head < args.heads && head < first + run; ++head)
+        const int64_t last = first + run < args.heads ? first + run : args.heads;
+        for (int64_t head = first; head < last; ++head)
           HeadMix<E, decltype(constant)::value, decltype(vectors)::value>(args, n, head)
-              .run(sequences.cu_seqlens[n], sequences.cu_seqlens[n + 1]);
+              .run(sequences.cu_seqlens[n], sequences.cu_seqlens[n + 1], head + 1 < last);
       });
     });
   });
