@@ -38,15 +38,21 @@ class Ceilings:
         """Bytes per second: the median of the best number of streams."""
         return max(spread.median for spread in self.read_by_streams.values())
 
-    def with_read_measured_again(self) -> "Ceilings":
-        """Reads of just now by the best number of streams: the rate of a shared machine wanders within minutes."""
-        best = max(self.read_by_streams, key=lambda streams: self.read_by_streams[streams].median)
-        return replace(self, read_by_streams={best: measure_read(best)})
+    @property
+    def best_streams(self) -> int:
+        return max(self.read_by_streams, key=lambda streams: self.read_by_streams[streams].median)
 
-    def with_better_read(self) -> "Ceilings":
-        """Reads of just now where they are faster than those measured before."""
-        now = self.with_read_measured_again()
-        return now if now.read > self.read else self
+    def read_again(self) -> list[float]:
+        """Bytes per second of passes just now, by the best number of streams."""
+        return read_rates(self.best_streams)
+
+    def with_reads(self, reads: Spread) -> "Ceilings":
+        """Reads by the best number of streams from another time: the rate of a shared machine wanders."""
+        return replace(self, read_by_streams={self.best_streams: reads})
+
+    def with_read_measured_again(self) -> "Ceilings":
+        """Reads of just now."""
+        return self.with_reads(Spread.of(self.read_again()))
 
     def flops(self, products: Products) -> float:
         """The rate of products of these; a processor without an instruction for them widens them to float32."""
@@ -94,15 +100,15 @@ class Work:
         return {"memory": self.read_bytes / ceilings.read, "arithmetic": self.flops / ceilings.flops(self.products)}
 
 
-def measure_read(streams: int) -> Spread:
-    """Bytes per second of all threads together; BackendError without a native core."""
-    return Spread.of(core().read_rates(READ_BYTES, streams, _PASSES))
+def read_rates(streams: int) -> list[float]:
+    """Bytes per second of all threads together, pass by pass; BackendError without a native core."""
+    return list(core().read_rates(READ_BYTES, streams, _PASSES))
 
 
 def measure_ceilings() -> Ceilings:
     """Takes about two seconds; BackendError without a native core."""
     native = core()
-    read_by_streams = {streams: measure_read(streams) for streams in STREAMS}
+    read_by_streams = {streams: Spread.of(read_rates(streams)) for streams in STREAMS}
     codes = (TYPE_CODES[dtype] for dtype in (torch.float32, torch.bfloat16, torch.int8))
     return Ceilings(
         native.isa(), native.num_threads(), read_by_streams, *(native.dot_rate(code, _DOT_S) for code in codes)

@@ -3,11 +3,13 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from perilune.bench.ceilings import READ_BYTES
 from perilune.bench.engine import BenchEngine
 from perilune.bench.process import NativeClock, OthersClock, forget_peak_memory, peak_memory_bytes
 from perilune.bench.spread import Spread
@@ -24,6 +26,8 @@ FIRST_PROMPT = 512
 _WARM_UP_STEPS = 2
 # steps whose time inside the native core is added up
 _ACCOUNTED_STEPS = 8
+# steps between two measurements of reads, the first of which finds the caches cold and is not timed
+_BLOCK = 8
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,10 @@ class Run:
 
     `batch` sequences, `tokens` of each (decoded, or those of a prompt) behind `context` random rows. `step_s` is the
     time of one decode step or of one whole prompt, `mean_s` its mean. `python_share`: the part of it outside the native
-    core, torch included; `native_shares`: the parts of the core's functions. `first_token_s`: loading and the first
-    token, that of a prompt of `first_prompt` tokens or behind the context. `others_cores`: processors that other
-    processes used while steps were timed.
+    core, torch included; `native_shares`: the parts of the core's functions. `reads`: bytes per second that the machine
+    read between the steps, None where that was not measured. `first_token_s`: loading and the first token, that of a
+    prompt of `first_prompt` tokens or behind the context. `others_cores`: processors that other processes used while
+    steps were timed.
     """
 
     context: int
@@ -44,6 +49,7 @@ class Run:
     mean_s: float
     python_share: float
     native_shares: dict[str, float]
+    reads: Spread | None
     load_s: float
     first_token_s: float
     first_prompt: int
@@ -56,6 +62,8 @@ class _Timing:
     step_s: Spread
     mean_s: float
     native_shares: dict[str, float]
+    reads: Spread | None
+    peak_rss_bytes: int
     others_cores: float
 
     @property
@@ -64,10 +72,13 @@ class _Timing:
 
 
 class ModelBench:
-    """A checkpoint that is loaded, and timed from then on."""
+    """A checkpoint that is loaded, and timed from then on.
 
-    def __init__(self, checkpoint: Path, config: EngineConfig):
-        self._config = config
+    `read_rates` measures what the machine reads, bytes per second; it is called between blocks of steps.
+    """
+
+    def __init__(self, checkpoint: Path, config: EngineConfig, read_rates: Callable[[], list[float]] | None = None):
+        self._config, self._read_rates = config, read_rates
         forget_peak_memory()
         start = time.perf_counter()
         self.model = load_model(checkpoint, config)
@@ -95,12 +106,13 @@ class ModelBench:
         start = time.perf_counter()
         run_prompt(first_prompt)
         first_token_s = self._load_s + time.perf_counter() - start
-        timing = self._time(lambda: run_prompt(num_tokens), repeats, accounted=1)
+        timing = self._time(partial(_seconds, partial(run_prompt, num_tokens)), repeats, block=1, accounted=1)
         return self._run(timing, 0, num_tokens, 1, first_token_s, first_prompt)
 
     def decode(self, context: int, num_tokens: int, batch: int) -> Run:
         """`num_tokens` steps of `batch` sequences, the first behind `context` random rows."""
-        engine = self._engine(batch, context + num_tokens + _WARM_UP_STEPS + _ACCOUNTED_STEPS + 2)
+        untimed = _WARM_UP_STEPS + num_tokens // _BLOCK + _ACCOUNTED_STEPS
+        engine = self._engine(batch, context + num_tokens + untimed + 2)
         if context:
             engine.fill_cache()
         for sequence in range(batch):
@@ -111,7 +123,8 @@ class ModelBench:
         for _ in range(_WARM_UP_STEPS):
             engine.redraw_tokens()
             engine.step_or_raise()
-        timing = self._time(engine.step_or_raise, num_tokens, accounted=_ACCOUNTED_STEPS, between=engine.redraw_tokens)
+        step = partial(_seconds, engine.step_or_raise, engine.redraw_tokens)
+        timing = self._time(step, num_tokens, block=_BLOCK, accounted=_ACCOUNTED_STEPS)
         return self._run(timing, context, num_tokens, batch, first_token_s, 1)
 
     def _engine(self, num_seqs: int, max_len: int) -> BenchEngine:
@@ -120,26 +133,25 @@ class ModelBench:
             raise ConfigError(f"sequences would reach {max_len} tokens; the model's context is {longest}: ask for less")
         return BenchEngine(self.model, self._config, num_seqs=num_seqs, max_len=max_len)
 
-    def _time(
-        self, step: Callable[[], None], count: int, *, accounted: int, between: Callable[[], None] | None = None
-    ) -> _Timing:
-        """`count` timed steps, then `accounted` ones whose time inside the native core is told apart."""
+    def _time(self, step: Callable[[], float], count: int, *, block: int, accounted: int) -> _Timing:
+        """`count` steps, which give their seconds, and reads after each `block`; then what the native core takes of some."""
         self._touch_weights()
-
-        def timed() -> float:
-            if between is not None:
-                between()
-            start = time.perf_counter()
-            step()
-            return time.perf_counter() - start
-
-        others = OthersClock()
-        taken = [timed() for _ in range(count)]
+        # other reads would push mapped weights out of a full memory
+        is_roomy = self._read_rates is not None and available_memory_bytes() > 2 * READ_BYTES
+        others, peak, taken, reads = OthersClock(), 0, list[float](), list[float]()
+        while len(taken) < count:
+            if reads and block > 1:
+                step()
+            taken += [step() for _ in range(min(block, count - len(taken)))]
+            peak = peak or peak_memory_bytes()  # without what reads are measured on
+            if self._read_rates is not None and is_roomy:
+                reads += self._read_rates()
         others_cores, clock = others.cores(), NativeClock()
         with clock.running():
-            total = sum(timed() for _ in range(accounted))
+            total = sum(step() for _ in range(accounted))
         shares = {name: seconds / total for name, seconds in clock.by_function.items()}
-        return _Timing(Spread.of(taken), sum(taken) / count, shares, others_cores)
+        measured = Spread.of(reads) if reads else None
+        return _Timing(Spread.of(taken), sum(taken) / count, shares, measured, peak, others_cores)
 
     def _run(
         self, timing: _Timing, context: int, tokens: int, batch: int, first_token_s: float, first_prompt: int
@@ -152,10 +164,11 @@ class ModelBench:
             mean_s=timing.mean_s,
             python_share=timing.python_share,
             native_shares=timing.native_shares,
+            reads=timing.reads,
             load_s=self._load_s,
             first_token_s=first_token_s,
             first_prompt=first_prompt,
-            peak_rss_bytes=peak_memory_bytes(),
+            peak_rss_bytes=timing.peak_rss_bytes,
             others_cores=timing.others_cores,
         )
 
@@ -166,6 +179,14 @@ class ModelBench:
         if sum(tensor.nbytes for tensor in tensors) < available_memory_bytes():
             for tensor in tensors:
                 tensor.view(-1).view(torch.uint8)[::4096].max()
+
+
+def _seconds(step: Callable[[], None], prepare: Callable[[], None] | None = None) -> float:
+    if prepare is not None:
+        prepare()
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 def weights_of(model: KimiModel) -> Iterator[Tensor]:

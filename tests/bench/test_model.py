@@ -28,6 +28,7 @@ def a_run(**changes):
         "mean_s": 0.5,
         "python_share": 0.25,
         "native_shares": {"linear": 0.25, "moe_experts": 0.495, "situ": 0.005},
+        "reads": None,
         "load_s": 1.0,
         "first_token_s": 2.0,
         "first_prompt": 1,
@@ -45,6 +46,15 @@ def test_decode_times_as_many_steps_as_asked(bench):
     assert 0 <= run.python_share <= 1
     assert sum(run.native_shares.values()) == pytest.approx(1 - run.python_share)
     assert run.peak_rss_bytes > 1e6
+
+
+def test_reads_are_measured_between_blocks_of_steps(micro_checkpoint, native_core, monkeypatch):
+    rates = iter([[1e9], [3e9], [5e9], [9e9]])
+    bench = ModelBench(micro_checkpoint, FLOAT32, lambda: next(rates))
+    assert bench.decode(context=0, num_tokens=20, batch=1).reads == Spread(3e9, 1e9, 5e9)
+    assert bench.prefill(5, repeats=1).reads == Spread(9e9, 9e9, 9e9)
+    monkeypatch.setattr("perilune.bench.model.available_memory_bytes", lambda: 10**9)
+    assert bench.decode(context=0, num_tokens=9, batch=1).reads is None
 
 
 def test_prefill_times_whole_prompts(bench):

@@ -1,6 +1,5 @@
 """`perilune bench`: times of ops, prompts and steps beside what this machine allows, which is measured first."""
 
-import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -167,13 +166,11 @@ def _bench_model(
     if threads is not None:
         set_num_threads(threads)
     ceilings, directory = measure_ceilings(), checkpoint or DEMO_CHECKPOINT
-    model = ModelBench(directory, config)
+    model = ModelBench(directory, config, ceilings.read_again)
     run = execute(model)
-    need, dtype = need_of(model.text_config, config, model.dtype, run), model.dtype
-    # its memory is not to be counted together with what reads are measured on
-    del model
-    gc.collect()
-    report = make_report(str(directory), config, dtype, run, need, ceilings.with_better_read())
+    need = need_of(model.text_config, config, model.dtype, run)
+    reached = ceilings if run.reads is None else ceilings.with_reads(run.reads)
+    report = make_report(str(directory), config, model.dtype, run, need, reached)
     typer.echo(json.dumps(report.as_json()) if as_json else render_report(report))
 
 
