@@ -134,7 +134,7 @@ class ModelBench:
         return BenchEngine(self.model, self._config, num_seqs=num_seqs, max_len=max_len)
 
     def _time(self, step: Callable[[], float], count: int, *, block: int, accounted: int) -> _Timing:
-        """`count` steps (their seconds) and reads after each `block`, then steps whose time in the core is told apart."""
+        """`count` steps (their seconds), reads after each `block`, then steps whose time in the core is told apart."""
         self._touch_weights()
         # other reads would push mapped weights out of a full memory
         is_roomy = self._read_rates is not None and available_memory_bytes() > 2 * READ_BYTES
