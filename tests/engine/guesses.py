@@ -3,7 +3,6 @@
 import random
 
 from perilune.engine.steps.drafting import Proposal
-from perilune.speculative.policy import UNKNOWN_COSTS
 
 
 class Guesser:
@@ -31,9 +30,15 @@ class Guesser:
 def always_guess(core, proposer=None):
     """Have an engine verify all guesses that there is room for, whatever they cost and however few were right."""
     drafting = core._drafting
-    drafting.policy.costs = UNKNOWN_COSTS
-    drafting.policy.observe = lambda *_: None
-    drafting.policy.observe_step = lambda *_: None
+
+    def lengths(requests, most, budget):
+        found = []
+        for count in most:
+            found.append(max(0, min(count, budget - sum(found))))
+        return found
+
+    drafting.policy.lengths = lengths
+    drafting.policy.trimmed = lambda chances: [len(own) for own in chances]
     if proposer is not None:
         drafting._proposer = proposer
     return core

@@ -15,6 +15,7 @@ from perilune.engine.request import FinishReason, GenerateRequest, ImageInput
 from perilune.errors import ConfigError, RequestError
 from perilune.sampling.params import SamplingParams
 from tests.engine.counting_model import run, tokens_of
+from tests.engine.guesses import Guesser, always_guess
 
 CONFIG = preset_config("tiny", "k31", has_vision=True, sizes={"vocab_size": 640})
 PAD = CONFIG.media_placeholder_token_id
@@ -145,6 +146,14 @@ def test_a_cache_that_holds_no_two_pictures_only_costs_time(model, alone):
     found, core = generated(model, workload(), image_cache_bytes=1, max_num_batched_tokens=16)
     assert_same(alone, found)
     assert core._runner._images.num_computed >= 7
+
+
+def test_guessed_tokens_change_no_answer_about_pictures(model, alone):
+    core = assemble_engine(model, None, settings(speculative="ngram"), MediaConfig())
+    tokens = {name: list(found[0]) for name, found in alone.items()}
+    always_guess(core, Guesser(tokens, share_of_lies=0.3, vocab_size=380))
+    assert_same(alone, {name: outcome(outputs) for name, outputs in run(core, workload()).items()})
+    assert core.stats().drafts.num_accepted > 0
 
 
 def steps_of(core, requests):

@@ -86,6 +86,7 @@ def test_answers_are_those_without_guesses(model, params, lies):
     core = guessing_core(model, expected, lies=lies)
     assert_same(expected, answers(core, messages))
     assert core.stats().num_steps_total < 24 or lies == 1.0
+    assert core.stats().drafts.num_drafted > core.stats().drafts.num_accepted * (lies > 0)
 
 
 @pytest.mark.parametrize(
