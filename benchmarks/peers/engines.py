@@ -8,11 +8,13 @@ class Command:
     """One command line, and where its output holds the figures.
 
     `figures` maps a figure's name to a key of the last JSON object printed, or to FIRST_OUTPUT. The names in braces
-    are filled in: the paths and {threads} by the runner, the others from the variant's `options`.
+    are filled in: the paths and {threads} by the runner, the others from the variant's `options`. `peak_bytes` is the
+    key of the engine's own peak memory, where the process holds more than the engine; else the process's counts.
     """
 
     line: str
     figures: dict[str, str]
+    peak_bytes: str | None = None
 
 
 @dataclass(frozen=True)
@@ -45,22 +47,35 @@ LLAMA_STEPS = "{steps} {gguf} {states} {threads} {flash_repack}"
 PERILUNE_PREFILL = "{perilune} bench prefill {checkpoint} --threads {threads} --json {bench}"
 PERILUNE_DECODE = "{perilune} bench decode {checkpoint} --threads {threads} --json {bench}"
 
+SHARE = "decode at 0, share of the reads between its steps"
+
+
+def _perilune_bench(line: str, figures: dict[str, str]) -> Command:
+    # it measures the machine's reads between steps, on memory of its own
+    return Command(line, figures, peak_bytes="peak_rss_bytes")
+
+
 JOBS = (
     Job(
         "prefill 512",
         (Command(f"{LLAMA_BENCH} -p 512 -n 0", {"prefill 512, tok/s": "avg_ts"}),),
-        (Command(f"{PERILUNE_PREFILL} --tokens 512", {"prefill 512, tok/s": "tokens_per_second"}),),
+        (_perilune_bench(f"{PERILUNE_PREFILL} --tokens 512", {"prefill 512, tok/s": "tokens_per_second"}),),
     ),
     Job(
         "decode",
         (Command(f"{LLAMA_BENCH} -p 0 -n 32", {"decode at 0, tok/s": "avg_ts"}),),
-        (Command(f"{PERILUNE_DECODE} --context 0 --tokens 32", {"decode at 0, tok/s": "tokens_per_second"}),),
+        (
+            _perilune_bench(
+                f"{PERILUNE_DECODE} --context 0 --tokens 32",
+                {"decode at 0, tok/s": "tokens_per_second", SHARE: "share_of_ceiling"},
+            ),
+        ),
     ),
     Job(
         "neighbour",
         (Command(f"{LLAMA_BENCH} -p 0 -n 32", {"decode with a busy neighbour, tok/s": "avg_ts"}),),
         (
-            Command(
+            _perilune_bench(
                 f"{PERILUNE_DECODE} --context 0 --tokens 32",
                 {"decode with a busy neighbour, tok/s": "tokens_per_second"},
             ),
@@ -85,14 +100,18 @@ JOBS = (
             *(Command(f"{LLAMA_STEPS} {start} {start + 1024}", {}) for start in range(0, 3072, 1024)),
             Command(f"{LLAMA_STEPS} 3072 4096", {"prefill 4096, tok/s": "prefill_tok_s"}),
         ),
-        (Command(f"{PERILUNE_PREFILL} --tokens 4096", {"prefill 4096, tok/s": "tokens_per_second"}),),
+        (_perilune_bench(f"{PERILUNE_PREFILL} --tokens 4096", {"prefill 4096, tok/s": "tokens_per_second"}),),
         most_repetitions=1,
     ),
     # llama.cpp continues from what the job before it has read
     Job(
         "decode 4k",
         (Command(f"{LLAMA_STEPS} 4096 decode 32", {"decode at 4k, tok/s": "decode_tok_s"}),),
-        (Command(f"{PERILUNE_DECODE} --context 4096 --tokens 32", {"decode at 4k, tok/s": "tokens_per_second"}),),
+        (
+            _perilune_bench(
+                f"{PERILUNE_DECODE} --context 4096 --tokens 32", {"decode at 4k, tok/s": "tokens_per_second"}
+            ),
+        ),
     ),
     Job(
         "32k",
@@ -100,7 +119,11 @@ JOBS = (
             *(Command(f"{LLAMA_STEPS} {start} {start + 1024}", {}) for start in range(4096, 32768, 1024)),
             Command(f"{LLAMA_STEPS} 32768 decode 16", {"decode at 32k, tok/s": "decode_tok_s"}),
         ),
-        (Command(f"{PERILUNE_DECODE} --context 32768 --tokens 16", {"decode at 32k, tok/s": "tokens_per_second"}),),
+        (
+            _perilune_bench(
+                f"{PERILUNE_DECODE} --context 32768 --tokens 16", {"decode at 32k, tok/s": "tokens_per_second"}
+            ),
+        ),
         most_repetitions=1,
     ),
 )

@@ -108,7 +108,8 @@ def _attempt(plan: Plan, step: Step, results: Results) -> list[Reading]:
         if value is None:
             raise CommandFailed(f"no output: {shlex.join(arguments)}")
         values[figure] = float(value)
-    values[PEAK_MEMORY] = measured.max_rss_bytes / 1e9
+    peak = step.command.peak_bytes
+    values[PEAK_MEMORY] = (measured.max_rss_bytes if peak is None else measured.json()[peak]) / 1e9
     is_disturbed = measured.is_disturbed or not is_idle
     record = asdict(measured) | {
         "command": shlex.join(arguments),
