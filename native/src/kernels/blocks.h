@@ -87,7 +87,9 @@ void pack_blocks(const E* x, int64_t columns, const BlockRow<nibbles>& to) {
 // E2M1 doubled and raised by 12, so that it is unsigned.
 constexpr uint8_t kRaisedCodes[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-// The weights of one group of a row; a last group that is not full is copied and padded with zeros.
+// The weights of one group of a row. Where a last group is not full, those behind it are multiplied by activations of
+// zero: whatever follows in the matrix. With scales, which may be anything there, and at the matrix' end it is copied and
+// padded with zeros.
 template <bool nibbles>
 struct WeightGroup {
   const uint8_t* data;
@@ -101,6 +103,7 @@ struct WeightGroup {
     data = static_cast<const uint8_t*>(w.data) + row * row_bytes + at;
     scales = nibbles ? static_cast<const uint8_t*>(w.scales) + row * (w.columns / kBlock) + group * kGroup : nullptr;
     if (__builtin_expect(at + kBytes <= row_bytes, 1)) return;
+    if (!nibbles && row * row_bytes + at + kBytes <= w.rows * row_bytes) return;
     std::memset(padded, 0, kPadded);
     std::memcpy(padded, data, row_bytes - at);
     data = padded;
