@@ -122,7 +122,7 @@ class DraftTraining:
     def step(self) -> dict[str, float]:
         """One update; returns the losses."""
         source = random.Random(self.step_index)
-        losses, _ = self._losses(self._draw(source), source)
+        losses, *_ = self._losses(self._draw(source), source)
         (losses["loss"] + CONFIDENCE_WEIGHT * losses["confidence_loss"]).backward()
         for optimizer, rates in zip(self.optimizers, self.base_rates, strict=True):
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -135,10 +135,10 @@ class DraftTraining:
     @torch.no_grad()
     def judge(self) -> list[float]:
         """For each place, the share of held-out drafts that are right where all before them are."""
-        _, right = self._losses(self.held_out, random.Random(0))
-        reached = torch.cat((torch.ones_like(right[:, :1]), right[:, :-1]), 1).cumprod(1)
-        kept = reached * right
-        return [float(share) for share in kept.sum(0) / reached.sum(0).clamp(min=1)]
+        _, right, is_known = self._losses(self.held_out, random.Random(0))
+        right, is_known = right.flatten(0, 1).float(), is_known.flatten(0, 1)
+        reached = torch.cat((torch.ones_like(right[:, :1]), right[:, :-1]), 1).cumprod(1) * is_known
+        return [float(share) for share in (reached * right).sum(0) / reached.sum(0).clamp(min=1)]
 
     def _draw(self, source: random.Random) -> Sequence[Output]:
         """Answers of a batch: one, and those next to it in length."""
@@ -147,8 +147,8 @@ class DraftTraining:
         near = self.outputs[max(0, index - 2 * count) : index + 2 * count + 1]
         return source.sample(near, min(count, len(near)))
 
-    def _losses(self, items: Sequence[Output], source: random.Random) -> tuple[dict[str, Tensor], Tensor]:
-        """The losses, and which best tokens [blocks, K] are the target's."""
+    def _losses(self, items: Sequence[Output], source: random.Random) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """The losses, and which best tokens [B, A, K] are the target's, and which of those there are."""
         token_ids, anchors = _batch(items, source)
         taps = self._taps(token_ids)
         blocks = Blocks(anchors, token_ids.shape[1], NUM_DRAFTS)
@@ -167,8 +167,7 @@ class DraftTraining:
             "loss": (entropy * weights).sum() / weights.sum(),
             "confidence_loss": (doubt * is_known).sum() / is_known.sum(),
         }
-        whole = is_known.all(-1)
-        return losses, right[whole].float()
+        return losses, right, is_known
 
     @torch.no_grad()
     def _taps(self, token_ids: Tensor) -> Tensor:

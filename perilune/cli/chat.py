@@ -88,6 +88,7 @@ def chat_command(
     index_cache_dtype: options.IndexCacheDtype = "auto",
     speculative: options.Speculative = "off",
     num_drafts: options.NumDrafts = None,
+    draft_rule: options.DraftRule = "matching",
     draft_rope_theta: options.DraftRopeTheta = None,
     draft_rope_interleaved: options.DraftRopeInterleaved = None,
     max_model_len: options.MaxModelLen = None,

@@ -52,6 +52,13 @@ Speculative = Annotated[
 NumDrafts = Annotated[
     int | None, typer.Option(help="Most guesses of an answer in a step; the draft's own number, or 7.", min=1)
 ]
+DraftRule = Annotated[
+    str,
+    typer.Option(
+        help="matching: guesses change no token; token or block: drawn answers get drawn guesses, of which more stay, "
+        "and keep their law but not the tokens of a seed."
+    ),
+]
 DraftRopeTheta = Annotated[
     float | None, typer.Option(help="The base of the draft's rotary angles, where its config.json is wrong.")
 ]

@@ -83,6 +83,7 @@ def serve_command(
     index_cache_dtype: options.IndexCacheDtype = "auto",
     speculative: options.Speculative = "off",
     num_drafts: options.NumDrafts = None,
+    draft_rule: options.DraftRule = "matching",
     draft_rope_theta: options.DraftRopeTheta = None,
     draft_rope_interleaved: options.DraftRopeInterleaved = None,
     threads: options.Threads = None,

@@ -20,6 +20,8 @@ MXFP4_GROUP = 32
 CACHE_DTYPES = (AUTO, FP8, INT8)
 INDEX_CACHE_DTYPES = (AUTO, FP8, INT8, MXFP4)
 OFF, NGRAM, DSPARK = "off", "ngram", "dspark"
+MATCHING, TOKEN, BLOCK = "matching", "token", "block"
+DRAFT_RULES = (MATCHING, TOKEN, BLOCK)
 # where a checkpoint may bring its own draft
 DRAFT_FOLDER = "draft"
 # guesses of a copied continuation, where nobody says how many
@@ -57,10 +59,11 @@ class EngineConfig:
     a scale per 32. With `expert_cache_bytes` routed experts stay in the checkpoint's files, and so many bytes of memory
     hold those used most; None keeps them all mapped. `speculative` says who guesses tokens that a step verifies: "off"
     nobody, "ngram" a copy of what followed the text's end before, "dspark" the draft model in the checkpoint's folder
-    `draft`, anything else is the directory of a draft model;
-    `num_drafts` is the most guesses of an answer in a step, None as many as a draft's blocks yield, or 7. No guess
-    changes an answer. `draft_rope_theta` and `draft_rope_interleaved` are for drafts whose configuration leaves that
-    open or wrong. `ops` maps an op's name to the backend it must use.
+    `draft`, anything else is the directory of a draft model; `num_drafts` is the most guesses of an answer in a step,
+    None as many as a draft's blocks yield, or 7. By `draft_rule` "matching" guesses change no token of any answer;
+    "token" and "block" draw a draft model's guesses where answers are drawn, so that more of them stay, and keep the
+    law of the answers, not the tokens of a seed. `draft_rope_theta` and `draft_rope_interleaved` are for drafts whose
+    configuration leaves that open or wrong. `ops` maps an op's name to the backend it must use.
     """
 
     max_num_seqs: int = 16
@@ -87,6 +90,7 @@ class EngineConfig:
     expert_cache_bytes: int | None = None
     speculative: str = OFF
     num_drafts: int | None = None
+    draft_rule: str = MATCHING
     draft_rope_theta: float | None = None
     draft_rope_interleaved: bool | None = None
     eps: NormEps = field(default_factory=NormEps)
@@ -124,6 +128,7 @@ class EngineConfig:
             "cache_dtype": CACHE_DTYPES,
             "index_cache_dtype": INDEX_CACHE_DTYPES,
             "scheduling_policy": SCHEDULING_POLICIES,
+            "draft_rule": DRAFT_RULES,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
@@ -148,10 +153,15 @@ class EngineConfig:
             )
         if self.num_drafts is not None and self.speculative == OFF:
             raise ConfigError(f"num_drafts is {self.num_drafts} and speculative is off: give both or neither")
-        for name in ("draft_rope_theta", "draft_rope_interleaved"):
-            if getattr(self, name) is not None and self.speculative in (OFF, NGRAM):
+        given: dict[str, object] = {
+            "draft_rope_theta": self.draft_rope_theta,
+            "draft_rope_interleaved": self.draft_rope_interleaved,
+        }
+        given["draft_rule"] = None if self.draft_rule == MATCHING else self.draft_rule
+        for name, value in given.items():
+            if value is not None and self.speculative in (OFF, NGRAM):
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)!r} and speculative is {self.speculative}, which has no draft "
+                    f"{name} is {value!r} and speculative is {self.speculative}, which has no draft "
                     "model: give a draft's directory, or leave it out"
                 )
         if self.draft_rope_theta is not None and not 0 < self.draft_rope_theta < float("inf"):

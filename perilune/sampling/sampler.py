@@ -64,9 +64,21 @@ class Sampler:
         settings = torch.tensor([_settings(row, logits.shape[1]) for row in rows], dtype=torch.float64)
         token_ids, best = ops.sample_tokens(self._adjusted(logits, rows), settings, mask)
         return [
-            _failure(value) if token_id < 0 else _sampled(logits[index], row, token_id)
+            _failure(value) if token_id < 0 else sampled_token(logits[index], row, token_id)
             for index, (row, token_id, value) in enumerate(zip(rows, token_ids.tolist(), best.tolist(), strict=True))
         ]
+
+    def masses(
+        self, logits: Tensor, rows: Sequence[SamplingRow], mask: Tensor | None = None
+    ) -> tuple[Tensor, list[SamplingFailure | None]]:
+        """What `sample` draws from: int64 [R, V], each token's weight in its row; and why a row has none.
+
+        Arguments as there; logits of at least one row.
+        """
+        settings = torch.tensor([_settings(row, logits.shape[1]) for row in rows], dtype=torch.float64)
+        token_ids, best, masses = ops.sample_masses(self._adjusted(logits, rows), settings, mask)
+        pairs = zip(token_ids.tolist(), best.tolist(), strict=True)
+        return masses, [_failure(value) if token_id < 0 else None for token_id, value in pairs]
 
     def prompt_logprobs(
         self, logits: Tensor, target_ids: Sequence[int], num_top: int
@@ -128,7 +140,8 @@ def token_logprob(logits_V: Tensor, token_id: int, num_top: int) -> TokenLogprob
     return TokenLogprob(token_id, float(value) - total, num_before + 1, top)
 
 
-def _sampled(logits_V: Tensor, row: SamplingRow, token_id: int) -> SampledToken:
+def sampled_token(logits_V: Tensor, row: SamplingRow, token_id: int) -> SampledToken:
+    """A token chosen in this row, with what its request wants to know of it."""
     num_top = row.params.logprobs
     return SampledToken(token_id, None if num_top is None else token_logprob(logits_V, token_id, num_top))
 

@@ -1,6 +1,7 @@
 """Guessing tokens changes how many a step yields, and nothing else: no token, no log-probability, no end."""
 
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -304,3 +305,74 @@ def test_replayed_draft_passes_guess_as_the_draft_itself(goldens_dir, kind, monk
     plain_guesses, none = guesses()
     assert num_passes > 0 == none
     assert replayed == plain_guesses
+
+
+RULED = {
+    "filtered": {"temperature": 1.4, "top_k": 3},
+    "penalised": {"temperature": 1.0, "top_k": 3, "repetition_penalty": 1.4, "logit_bias": {9: 4.0}},
+}
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("params", RULED.values(), ids=RULED)
+def test_drawn_guesses_keep_the_law_of_the_answers(goldens_dir, rule, params):
+    """Tokens over many seeds, with drawn guesses against without: a chi-squared test of two samples."""
+    directory = goldens_dir / "k31-tiny"
+    settings = replace(SETTINGS, speculative=str(goldens_dir / "dspark-tiny" / "mla"), max_num_seqs=64, num_blocks=400)
+    model = load_model(directory, settings)
+    draft = open_draft(directory, settings, model.config).build(model)
+
+    def answers_of(core, first_seed):
+        values = {"max_tokens": 4, "ignore_eos": True, **params}
+        messages = [
+            GenerateRequest(str(seed), (5, 6, 7), SamplingParams(seed=first_seed + seed, **values))
+            for seed in range(300)
+        ]
+        return [tokens_of(outputs) for outputs in run(core, messages).values()]
+
+    plain_tokens = answers_of(assemble_engine(model, None, replace(settings, speculative="off")), 0)
+    core = always_guess(assemble_engine(model, None, replace(settings, draft_rule=rule), draft=draft))
+    found = answers_of(core, 10_000)
+    assert core.stats().drafts.num_accepted > 0
+    for place in (1, 2, 3):
+        assert two_sample_excess([x[place] for x in plain_tokens], [x[place] for x in found]) < 4, place
+
+
+def two_sample_excess(first, second):
+    """Wilson-Hilferty deviate of the chi-squared statistic of two samples; rare values share a cell."""
+    counts = [Counter(first), Counter(second)]
+    common = [value for value in counts[0] | counts[1] if counts[0][value] + counts[1][value] >= 20]
+    cells = [[count[value] for value in common] for count in counts]
+    for cell, sample in zip(cells, (first, second), strict=True):
+        cell.append(len(sample) - sum(cell))
+    ratio = (len(second) / len(first)) ** 0.5
+    pairs = [(a, b) for a, b in zip(*cells, strict=True) if a + b]
+    statistic = sum((a * ratio - b / ratio) ** 2 / (a + b) for a, b in pairs)
+    freedom = len(pairs) - 1
+    if freedom == 0:
+        return 0.0
+    spread = 2 / (9 * freedom)
+    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / spread**0.5
+
+
+def test_the_comparison_of_two_samples_sees_another_law():
+    source = random.Random(0)
+    same = [[source.choice("aabc") for _ in range(400)] for _ in range(2)]
+    other = [source.choice("abbc") for _ in range(400)]
+    assert two_sample_excess(*same) < 4 < two_sample_excess(same[0], other)
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_greedy_answers_are_the_same_under_every_rule(goldens_dir, rule):
+    directory = goldens_dir / "k31-tiny"
+    model = load_model(directory, SETTINGS)
+    settings = replace(SETTINGS, speculative=str(goldens_dir / "dspark-tiny" / "mla"), draft_rule=rule)
+    draft = open_draft(directory, settings, model.config).build(model)
+    greedy, drawn = (
+        requests(model.config.vocab_size, temperature=0.0),
+        requests(model.config.vocab_size, temperature=1.0),
+    )
+    expected = plain(model, greedy)
+    core = always_guess(assemble_engine(model, None, settings, draft=draft))
+    found = answers(core, [*greedy, *(replace(item, request_id=f"{item.request_id} drawn") for item in drawn)])
+    assert_same(expected, {name: found[name] for name in expected})

@@ -7,6 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from perilune.engine.batch import ScheduledSequence
 from perilune.engine.steps.replay import NARROWEST, TRIALS, cache_rows, fill_table_row
 from perilune.models.draft.block import DraftBlocks
-from perilune.models.draft.model import DraftModel, Drafts
+from perilune.models.draft.model import Choose, DraftModel, Drafts
 from perilune.ops.recording import Arena, record, replay
 
 _LOG = logging.getLogger(__name__)
@@ -44,31 +45,38 @@ class ReplayedDrafts:
         self._passes: dict[tuple[int, int], _Pass] = {}
         self._refusals: Counter[tuple[int, int]] = Counter()
 
-    def run(self, sequences: Sequence[ScheduledSequence]) -> Drafts:
-        """Drafts behind the last token of each sequence, overwritten by the next pass; IndexError as `draft` says."""
+    def run(self, sequences: Sequence[ScheduledSequence], choose: Choose | None = None) -> Drafts:
+        """Drafts behind the last token of each sequence, overwritten by the next pass; `choose` and IndexError as in
+        `DraftModel.draft`.
+        """
         widest = max(len(sequence.block_table) for sequence in sequences)
         key = len(sequences), max(NARROWEST, 1 << (widest - 1).bit_length())
         found = self._passes.get(key)
+        if choose is not None:
+            return self._run(*self._inputs(key, sequences), choose)
         if found is not None:
             self._exchange(found, sequences)
             replay(found.program)
             return found.drafts
         return self._record(key, sequences)
 
-    def _record(self, key: tuple[int, int], sequences: Sequence[ScheduledSequence]) -> Drafts:
+    def _run(self, anchor_ids: Tensor, blocks: DraftBlocks, choose: Choose | None = None) -> Drafts:
+        return self._draft.draft(self._draft(blocks), anchor_ids, self._num_drafts, choose)
+
+    def _inputs(self, key: tuple[int, int], sequences: Sequence[ScheduledSequence]) -> tuple[Tensor, DraftBlocks]:
         anchor_ids = torch.tensor([sequence.token_ids[-1] for sequence in sequences])
         table_NB = torch.empty(key, dtype=torch.int64)
         for row_B, sequence in zip(table_NB, sequences, strict=True):
             fill_table_row(row_B, sequence.block_table)
         num_before = torch.tensor([sequence.seq_len - 1 for sequence in sequences])
         blocks = self._draft.blocks(anchor_ids, num_before, table_NB, self._cache, num_drafts=self._num_drafts)
+        return anchor_ids, blocks
 
-        def run() -> Drafts:
-            return self._draft.draft(self._draft(blocks), anchor_ids, self._num_drafts)
-
+    def _record(self, key: tuple[int, int], sequences: Sequence[ScheduledSequence]) -> Drafts:
+        anchor_ids, blocks = self._inputs(key, sequences)
         if self._refusals[key] >= TRIALS:
-            return run()
-        recording = record(run, self._arena)
+            return self._run(anchor_ids, blocks)
+        recording = record(partial(self._run, anchor_ids, blocks), self._arena)
         if recording.program is None:
             self._refusals[key] += 1
             _LOG.debug("draft passes of %s are not replayed: %s", key, recording.refusal)

@@ -12,7 +12,9 @@ from torch import Tensor
 from perilune.cache.storage import CacheStorage
 from perilune.engine.batch import ScheduledSequence
 from perilune.engine.request import Request
+from perilune.engine.steps.tokens import DrawnRule, Judge
 from perilune.speculative.policy import DraftPolicy, DraftStats
+from perilune.speculative.verify import accept_tokens
 
 # Takes cache, records, state slots [N], cu_seqlens [N+1] and counts [N]: `KimiModel.commit`.
 Commit = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor, Tensor], None]
@@ -20,10 +22,14 @@ Commit = Callable[[Mapping[str, Tensor], Mapping[str, Tensor], Tensor, Tensor, T
 
 @dataclass(frozen=True)
 class Proposal:
-    """Guesses in order and, where the proposer knows, the chance of each to be right where all before it are."""
+    """Guesses in order and, where the proposer knows, the chance of each to be right where all before it are.
+
+    Guesses that were drawn come with the laws that they were drawn from.
+    """
 
     token_ids: tuple[int, ...] = ()
     chances: tuple[float, ...] | None = None
+    laws: Tensor | None = None  # [K, V] float64
 
 
 class Proposer(Protocol):
@@ -37,10 +43,20 @@ class Proposer(Protocol):
 
 
 class Drafting:
-    """Makes, hands over and takes back guesses; `policy` says how many. `records` holds a row per token to verify."""
+    """Makes, hands over and takes back guesses; `policy` says how many. `records` holds a row per token to verify.
+
+    `judge` is for guesses that were drawn; others stay where plain sampling chooses them.
+    """
 
     def __init__(
-        self, proposer: Proposer, policy: DraftPolicy, commit: Commit, storage: CacheStorage, records: CacheStorage
+        self,
+        proposer: Proposer,
+        policy: DraftPolicy,
+        commit: Commit,
+        storage: CacheStorage,
+        records: CacheStorage,
+        *,
+        judge: Judge = accept_tokens,
     ):
         self._proposer = proposer
         self.policy = policy
@@ -50,6 +66,8 @@ class Drafting:
         self._planned: Sequence[ScheduledSequence] = ()
         self._verified: list[ScheduledSequence] = []
         self._chances: dict[str, tuple[float, ...]] = {}
+        self._laws: dict[str, Tensor] = {}
+        self._judge = judge
         self._num_answers = 0
         self._began_s = 0.0
 
@@ -76,19 +94,26 @@ class Drafting:
         self, sequences: Sequence[ScheduledSequence]
     ) -> tuple[tuple[ScheduledSequence, ...], tuple[ScheduledSequence, ...]]:
         """The sequences of a step that verify nothing, in their order, and those that do, with their guesses."""
-        self._planned, self._chances = sequences, {}
+        self._planned, self._chances, self._laws = sequences, {}, {}
         self._verified = [sequence for sequence in sequences if sequence.num_drafts > 0]
         asked = [sequence for sequence in sequences if sequence.most_drafts > 0]
         proposals = self._trim(self._proposer.propose(asked)) if asked else ()
         for sequence, proposal in zip(asked, proposals, strict=True):
             if proposal.token_ids:
                 self._verified.append(_with_drafts(sequence, proposal.token_ids))
+            if proposal.laws is not None and proposal.token_ids:
+                self._laws[sequence.request.request_id] = proposal.laws
             if proposal.chances is not None:
                 self._chances[sequence.request.request_id] = proposal.chances
         # few orders of lengths, so that recordings of steps serve often
         self._verified.sort(key=lambda sequence: sequence.num_drafts)
         ids = {sequence.request.request_id for sequence in self._verified}
         return tuple(item for item in sequences if item.request.request_id not in ids), tuple(self._verified)
+
+    @property
+    def drawn(self) -> DrawnRule | None:
+        """How those guesses of this step are to be judged that were drawn; None where none were."""
+        return DrawnRule(self._judge, self._laws) if self._laws else None
 
     def keep(self, taken: Mapping[str, Sequence[int]]) -> None:
         """Take over the step's guesses, given the tokens that each request took, and learn from it."""

@@ -10,6 +10,7 @@ from perilune.engine.request import Request
 from perilune.engine.steps.draft_replay import ReplayedDrafts
 from perilune.engine.steps.drafting import Proposal
 from perilune.models.draft.model import DraftModel
+from perilune.speculative.drawn import DrawnDrafts, Purpose, numbers
 from perilune.speculative.ngram import SuffixProposer
 
 # Of a long text the latest tokens are searched, and so many are taken up in a step, which takes milliseconds.
@@ -36,25 +37,45 @@ class NgramProposer:
 
 
 class DraftProposer:
-    """Runs a draft model, whose context rows lie in the target's `cache`, for blocks of `num_drafts` guesses."""
+    """Runs a draft model, whose context rows lie in the target's `cache`, for blocks of `num_drafts` guesses.
 
-    def __init__(self, draft: DraftModel, cache: Mapping[str, Tensor], num_drafts: int, block_size: int):
+    With `draws`, guesses of requests that are not greedy are drawn as their tokens are.
+    """
+
+    def __init__(
+        self, draft: DraftModel, cache: Mapping[str, Tensor], num_drafts: int, block_size: int, *, draws: bool
+    ):
         self._draft = draft
+        self._num_drafts = num_drafts
+        self._draws = draws
         self._replayed = ReplayedDrafts(draft, cache, num_drafts, block_size)
 
     def propose(self, sequences: Sequence[ScheduledSequence]) -> list[Proposal]:
-        """The most probable guesses for each sequence."""
+        """The most probable guesses for each sequence, or drawn ones."""
+        drawn = self._drawn(sequences)
         try:
-            drafts = self._replayed.run(sequences)
+            drafts = self._replayed.run(sequences, None if drawn is None else drawn.choose)
         except IndexError:
             # some sequence has rows that are not finite; its own pass will say so
             return [Proposal() for _ in sequences]
-        logits_NK = self._draft.confidence_logits(drafts)
+        logits_NK = None if drawn is not None else self._draft.confidence_logits(drafts)
         chances = None if logits_NK is None else logits_NK.sigmoid().tolist()
-        return [
-            Proposal(
-                tuple(token_ids[: sequence.most_drafts]),
-                None if chances is None else tuple(chances[index][: sequence.most_drafts]),
-            )
-            for index, (sequence, token_ids) in enumerate(zip(sequences, drafts.token_ids.tolist(), strict=True))
-        ]
+        laws = None if drawn is None else drawn.laws
+        found = []
+        for index, (sequence, token_ids) in enumerate(zip(sequences, drafts.token_ids.tolist(), strict=True)):
+            count = sequence.most_drafts
+            own = None if chances is None else tuple(chances[index][:count])
+            law = None if laws is None or sequence.request.params.is_greedy else laws[index, :count]
+            found.append(Proposal(tuple(token_ids[:count]), own, law))
+        return found
+
+    def _drawn(self, sequences: Sequence[ScheduledSequence]) -> DrawnDrafts | None:
+        """What draws the guesses; None where all requests are greedy."""
+        if not self._draws or all(sequence.request.params.is_greedy for sequence in sequences):
+            return None
+        settings, draws = [], []
+        for sequence in sequences:
+            request, params = sequence.request, sequence.request.params
+            settings.append((params.temperature, float(params.top_k), params.top_p, params.min_p))
+            draws.append(numbers(request.seed, sequence.num_computed_tokens, Purpose.DRAW, self._num_drafts))
+        return DrawnDrafts(settings, draws)

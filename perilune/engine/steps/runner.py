@@ -154,7 +154,8 @@ class ModelRunner:
             end = row + len(sequence.logits_rows)
             token_rows += range(row + num_targets, end)
             row = end
-        chosen = choose_tokens(self._sampler, [x for x in sequences if x.needs_token], logits_RV[token_rows])
+        drawn = None if self._drafting is None else self._drafting.drawn
+        chosen = choose_tokens(self._sampler, [x for x in sequences if x.needs_token], logits_RV[token_rows], drawn)
         failures |= {name: found.reason for name, found in chosen.items() if isinstance(found, SamplingFailure)}
         tokens = {
             name: found

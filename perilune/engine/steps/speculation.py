@@ -2,7 +2,7 @@
 
 from perilune.cache.spec import bytes_per_slot
 from perilune.cache.storage import CacheStorage
-from perilune.config.engine import NGRAM, NGRAM_DRAFTS, EngineConfig
+from perilune.config.engine import BLOCK, MATCHING, NGRAM, NGRAM_DRAFTS, EngineConfig
 from perilune.engine.memory import CachePlan
 from perilune.engine.steps.costs import CostMeter
 from perilune.engine.steps.drafting import Drafting, Proposer
@@ -12,6 +12,7 @@ from perilune.models.draft.model import DraftModel
 from perilune.models.draft.tapped import TappedModel
 from perilune.models.model import KimiModel
 from perilune.speculative.policy import DraftPolicy
+from perilune.speculative.verify import accept_block, accept_tokens
 
 
 class Speculation:
@@ -42,15 +43,18 @@ class Speculation:
     def drafting(self, storage: CacheStorage) -> Drafting:
         """The part that steps use, over the target's cache."""
         proposer: Proposer = NgramProposer()
+        draws = self._config.draft_rule != MATCHING
         if self.draft is not None:
             block_size = self._config.block_size
-            proposer = DraftProposer(self.draft, storage.views, self.num_drafts, block_size)
-        gives_chances = self.draft is not None and self.draft.config.has_confidence_head
+            proposer = DraftProposer(self.draft, storage.views, self.num_drafts, block_size, draws=draws)
+        # the chances of guesses that are drawn may not decide how many are verified
+        gives_chances = self.draft is not None and self.draft.config.has_confidence_head and not draws
         policy = DraftPolicy(self.num_drafts, is_model=self.draft is not None, gives_chances=gives_chances)
         records = CacheStorage(
             self.model.record_groups(), num_blocks=0, block_size=1, num_slots=self._num_rows, dtype=self._dtype
         )
-        return Drafting(proposer, policy, self.model.commit, storage, records)
+        judge = accept_block if self._config.draft_rule == BLOCK else accept_tokens
+        return Drafting(proposer, policy, self.model.commit, storage, records, judge=judge)
 
     def measure(self, runner: ModelRunner, drafting: Drafting, plan: CachePlan) -> None:
         """Has the policy know what steps cost, by running some over the cache, which nobody uses yet."""
