@@ -25,7 +25,8 @@ constexpr int64_t piece_bytes(int64_t piece) { return piece % 2 == 0 ? kInner * 
 // Two files of experts whose pieces lie at any byte, some side by side, one of them the last bytes of a file.
 class ExpertFiles {
  public:
-  ExpertFiles() : directory_(std::filesystem::temp_directory_path() / ("perilune_experts_" + std::to_string(getpid()))) {
+  ExpertFiles()
+      : directory_(std::filesystem::temp_directory_path() / ("perilune_experts_" + std::to_string(getpid()))) {
     std::filesystem::create_directories(directory_);
     std::mt19937 random(51);
     std::string contents[2];
@@ -114,7 +115,8 @@ TEST(expert_cache_gives_each_expert_whole) {
       for (int64_t step = 0; step < 40; ++step)
         for (int64_t layer = 0; layer < kNumLayers; ++layer) {
           const std::vector<int32_t> experts = some_experts(random, 1 + static_cast<int64_t>(random() % kNumExperts));
-          const std::vector<int64_t> wanted(experts.begin(), experts.end() - (random() % 2));  // one may come unannounced
+          const std::vector<int64_t> wanted(experts.begin(),
+                                            experts.end() - (random() % 2));  // one may come unannounced
           const std::vector<int32_t> guess = some_experts(random, 3);
           const std::vector<int64_t> guessed(guess.begin(), guess.end());
           if (random() % 3 > 0) cache.want(layer, wanted.data(), static_cast<int64_t>(wanted.size()));
@@ -190,7 +192,8 @@ TEST(expert_cache_refuses_what_cannot_be) {
   CHECK(throws<std::out_of_range>([&] { cache.want(kNumLayers, ids, 0); }));
 }
 
-// ---- the kernel that takes experts from it ------------------------------------------------------------------------------
+// ---- the kernel that takes experts from it
+// ------------------------------------------------------------------------------
 
 static void run_experts(const Kernels& kernels, const Array& x, const std::vector<int64_t>& ids, const Array& weights,
                         int64_t layer, const ExpertFiles& files, ExpertSource* source, const Array& y) {
@@ -212,7 +215,8 @@ TEST(streamed_experts_are_resident_experts) {
       for (int64_t slots : {1, 4}) {
         ExpertCache cache(files.names, files.places, kNumLayers, kSlotBytes, slots, 2);
         for (int64_t layer = 0; layer < kNumLayers; ++layer) {
-          const Array x = random_array(type, tokens * kLatent, random), weights = random_array(Type::f32, tokens * 2, random);
+          const Array x = random_array(type, tokens * kLatent, random),
+                      weights = random_array(Type::f32, tokens * 2, random);
           std::vector<int64_t> ids;
           for (int64_t token = 0; token < tokens; ++token) ids.push_back(token % 5), ids.push_back(5 + token % 2);
           const Array expected(type, tokens * kLatent), found(type, tokens * kLatent);
@@ -223,7 +227,8 @@ TEST(streamed_experts_are_resident_experts) {
       }
 }
 
-// The last expert of the files cannot be read: its tokens are void, the others are as ever, and the fault names the file.
+// The last expert of the files cannot be read: its tokens are void, the others are as ever, and the fault names the
+// file.
 TEST(experts_that_cannot_be_read_spoil_their_tokens) {
   const ExpertFiles files;
   std::mt19937 random(54);
@@ -231,7 +236,8 @@ TEST(experts_that_cannot_be_read_spoil_their_tokens) {
   const ExpertCache::Place& place = files.places.back();
   files.cut(place.file, place.offset + place.bytes - 1);
   ExpertCache cache(files.names, files.places, kNumLayers, kSlotBytes, 3, 2);
-  const Array x = random_array(Type::f32, tokens * kLatent, random), weights = random_array(Type::f32, tokens * 2, random);
+  const Array x = random_array(Type::f32, tokens * kLatent, random),
+              weights = random_array(Type::f32, tokens * 2, random);
   const std::vector<int64_t> ids = {0, 1, 2, last, 3, 0, last, 5};
   for (int i = 0; i < 2; ++i) {  // it fails again, and no slot is lost
     const Array expected(Type::f32, tokens * kLatent), found(Type::f32, tokens * kLatent);

@@ -37,8 +37,10 @@ struct MlaCase {
         uk_stride(given.key * given.latent + 32),
         uv_stride(given.value * given.latent + 48),
         q(random_array(type, num_tokens * q_stride - 16, random, 3)),
-        w_uk(random_array(type, given.heads * uk_stride - 32, random, 2.0f / std::sqrt(static_cast<float>(given.latent)))),
-        w_uv(random_array(type, given.heads * uv_stride - 48, random, 2.0f / std::sqrt(static_cast<float>(given.latent)))),
+        w_uk(random_array(type, given.heads * uk_stride - 32, random,
+                          2.0f / std::sqrt(static_cast<float>(given.latent)))),
+        w_uv(random_array(type, given.heads * uv_stride - 48, random,
+                          2.0f / std::sqrt(static_cast<float>(given.latent)))),
         rows(row_type, given.latent, given.latent + given.shared, given.block_size, given.seq_lens, random,
              [&](int64_t, int64_t) { return numbers_of(random_array(type, given.latent + given.shared, random, 2)); }) {
     for (int64_t n = 0; given.topk > 0 && n < num_sequences; ++n)
@@ -72,9 +74,26 @@ struct MlaCase {
     const int64_t before = sizes.tokens.before(first);
     const std::vector<int64_t> bounds = sizes.tokens.bounds(first, count);
     Array o(type, bounds.back() * sizes.heads * sizes.value);
-    kernel({q.at(before * q_stride), type, q_stride, rows.pages(first), row_type, {bounds.data(), nullptr, count},
-            w_uk.data(), w_uv.data(), type, uk_stride, uv_stride, sizes.heads, sizes.key, sizes.shared, sizes.latent,
-            sizes.value, scale(), sizes.topk > 0 ? selected.data() + before * sizes.topk : nullptr, sizes.topk, o.data()});
+    kernel({q.at(before * q_stride),
+            type,
+            q_stride,
+            rows.pages(first),
+            row_type,
+            {bounds.data(), nullptr, count},
+            w_uk.data(),
+            w_uv.data(),
+            type,
+            uk_stride,
+            uv_stride,
+            sizes.heads,
+            sizes.key,
+            sizes.shared,
+            sizes.latent,
+            sizes.value,
+            scale(),
+            sizes.topk > 0 ? selected.data() + before * sizes.topk : nullptr,
+            sizes.topk,
+            o.data()});
     return output(o);
   }
 
@@ -134,11 +153,11 @@ TEST(mla) {
       check_mla(type, row_type, {mixed, {9, 3, 40}, 3, 32, 16, 48, 32, 4, 0});
       check_mla(type, row_type, {mixed, {96, 3, 97}, 3, 16, 32, 144, 80, 16, 0});  // blocks of 96 keys, groups of 128
       check_mla(type, row_type, {{{1, 2}}, {95, 194}, 19, 16, 16, 16, 16, 64, 0});
-      check_mla(type, row_type, {{{1}}, {1600}, 2, 16, 16, 16, 16, 64, 0});        // several ranges of 768
+      check_mla(type, row_type, {{{1}}, {1600}, 2, 16, 16, 16, 16, 64, 0});  // several ranges of 768
       check_mla(type, row_type, {mixed, {9, 3, 40}, 3, 32, 16, 48, 32, 4, 5});
       check_mla(type, row_type, {{{1, 2}}, {250, 190}, 2, 16, 16, 48, 16, 8, 101});
       check_mla(type, row_type, {{{1}}, {1100}, 1, 16, 16, 32, 16, 4, 1});
-      check_mla(type, row_type, {{{101}}, {101}, 1, 16, 16, 16, 16, 101, 0});      // more queries than share keys
+      check_mla(type, row_type, {{{101}}, {101}, 1, 16, 16, 16, 16, 101, 0});  // more queries than share keys
     }
 }
 
@@ -153,7 +172,8 @@ static Numbers patch_reference(const PatchAttentionArgs& args, const Array& qkv)
   const auto row = [&](int64_t patch, int64_t part, int64_t head) {
     Numbers x = numbers_of(args.type, qkv.at(((patch * 3 + part) * args.heads + head) * width), width);
     for (int64_t c = 0; part < 2 && c < width; c += 2) {
-      const double cosine = args.cos[(patch * width + c) / 2], sine = args.sin[(patch * width + c) / 2], a = x[c], b = x[c + 1];
+      const double cosine = args.cos[(patch * width + c) / 2], sine = args.sin[(patch * width + c) / 2], a = x[c],
+                   b = x[c + 1];
       x[c] = rounded_to(args.type, a * cosine - b * sine);
       x[c + 1] = rounded_to(args.type, a * sine + b * cosine);
     }
@@ -190,11 +210,13 @@ TEST(patch_attention) {
         Array cos(Type::f32, patches * width / 2), sin(Type::f32, patches * width / 2);
         for (int64_t i = 0; i < patches * width / 2; ++i) {
           const double angle = static_cast<double>(random() % 1000);
-          cos.as<float>()[i] = static_cast<float>(std::cos(angle)), sin.as<float>()[i] = static_cast<float>(std::sin(angle));
+          cos.as<float>()[i] = static_cast<float>(std::cos(angle)),
+          sin.as<float>()[i] = static_cast<float>(std::sin(angle));
         }
         const auto args = [&](int64_t first, int64_t end, void* o) {
-          return PatchAttentionArgs{qkv.data(), type, heads, width, cos.as<float>(), sin.as<float>(), bounds.data(), count,
-                                    0.3f, first, end, o};
+          return PatchAttentionArgs{
+              qkv.data(), type,  heads, width, cos.as<float>(), sin.as<float>(), bounds.data(), count,
+              0.3f,       first, end,   o};
         };
         check_laws("patch_attention " + shown(type) + " " + std::to_string(width), patches, attention_tolerance(type),
                    [&](const Kernels& kernels, int64_t first, int64_t number) {

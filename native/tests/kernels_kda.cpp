@@ -24,7 +24,8 @@ static Numbers normalised(Type type, Numbers x) {
 }
 
 // state [key, value] after one token, and o [value] of it.
-static Numbers delta_step(double* state, const Numbers& q, const Numbers& k, const Numbers& v, const Numbers& g, double beta) {
+static Numbers delta_step(double* state, const Numbers& q, const Numbers& k, const Numbers& v, const Numbers& g,
+                          double beta) {
   const size_t width = q.size();
   Numbers o(width, 0.0);
   for (size_t c = 0; c < width; ++c) {
@@ -61,7 +62,8 @@ static Numbers states_of(const Numbers& state) {
 // ---- convolution and decay ------------------------------------------------------------------------------------------
 
 // y [tokens, channels] and the state [slots, taps - 1, channels] that is left; `state` may be empty.
-static Numbers convolved(Type type, const Numbers& x, int64_t channels, const Numbers& weight, int64_t taps, Numbers& state) {
+static Numbers convolved(Type type, const Numbers& x, int64_t channels, const Numbers& weight, int64_t taps,
+                         Numbers& state) {
   Numbers y;
   for (size_t n = 0; n < kSeats.size(); ++n) {
     const int64_t first = kTokens.before(static_cast<int64_t>(n)), count = kTokens.counts[n], history = taps - 1;
@@ -91,7 +93,8 @@ TEST(short_conv) {
       for (auto [channels, taps] : {std::pair<int64_t, int64_t>{16, 4}, {48, 2}, {144, 4}, {272, 8}})
         for (bool has_state : {false, true}) {
           const int64_t stride = channels + 16;
-          const Array x = random_array(type, tokens * stride - 16, random, 2), weight = random_array(Type::f32, channels * taps, random);
+          const Array x = random_array(type, tokens * stride - 16, random, 2),
+                      weight = random_array(Type::f32, channels * taps, random);
           const Array state = random_array(state_type, has_state ? kSlots * (taps - 1) * channels : 0, random);
           Numbers inputs, left = numbers_of(state);
           for (int64_t token = 0; token < tokens; ++token)
@@ -104,9 +107,16 @@ TEST(short_conv) {
                        const Array own = state.copy();
                        const std::vector<int64_t> bounds = kTokens.bounds(first, count);
                        Array y(type, bounds.back() * channels);
-                       kernels.short_conv({x.at(kTokens.before(first) * stride), type, channels, taps, stride,
-                                           weight.as<float>(), has_state ? own.data() : nullptr, state_type,
-                                           {bounds.data(), kSeats.data() + first, count}, y.data()});
+                       kernels.short_conv({x.at(kTokens.before(first) * stride),
+                                           type,
+                                           channels,
+                                           taps,
+                                           stride,
+                                           weight.as<float>(),
+                                           has_state ? own.data() : nullptr,
+                                           state_type,
+                                           {bounds.data(), kSeats.data() + first, count},
+                                           y.data()});
                        return std::vector<Output>{output(y), states_of(own, state, first, count)};
                      },
                      {y, states_of(left)});
@@ -128,7 +138,8 @@ TEST(kda_decay) {
     for (auto [heads, width] : {std::pair<int64_t, int64_t>{1, 16}, {3, 7}, {5, 48}})
       for (int64_t tokens : {0, 1, 23}) {
         const int64_t columns = heads * width;
-        const Array z = random_array(type, tokens * columns, random, 20), a_log = random_array(Type::f32, heads, random);
+        const Array z = random_array(type, tokens * columns, random, 20),
+                    a_log = random_array(Type::f32, heads, random);
         const Array bias = random_array(Type::f32, columns, random);
         check_laws("kda_decay " + shown(type), tokens, kFloat32,
                    [&](const Kernels& kernels, int64_t first, int64_t count) {
@@ -154,8 +165,9 @@ static Numbers delta_rule(Type type, int64_t heads, int64_t width, const Numbers
       if (!state.empty()) own = slice(state, seat, width * width);
       for (int64_t token = first; token < first + kTokens.counts[n]; ++token) {
         const int64_t at = (token * heads + head) * width;
-        const Numbers row = delta_step(own.data(), normalised(type, slice(q, at, width)), normalised(type, slice(k, at, width)),
-                                       slice(v, at, width), slice(g, at, width), beta[token * heads + head]);
+        const Numbers row =
+            delta_step(own.data(), normalised(type, slice(q, at, width)), normalised(type, slice(k, at, width)),
+                       slice(v, at, width), slice(g, at, width), beta[token * heads + head]);
         std::copy(row.begin(), row.end(), o.begin() + at);
       }
       if (!state.empty()) std::copy(own.begin(), own.end(), state.begin() + seat);
@@ -179,23 +191,37 @@ TEST(kda_recurrent_and_chunk) {
       for (bool has_state : {false, true}) {
         const int64_t hidden = heads * width;
         const Array rows = random_array(type, tokens * 3 * hidden, random, 2);
-        const Array g = random_floats(tokens * hidden, -5.0f, 0.0f, random), beta = random_floats(tokens * heads, 0, 1, random);
+        const Array g = random_floats(tokens * hidden, -5.0f, 0.0f, random),
+                    beta = random_floats(tokens * heads, 0, 1, random);
         const Array state = random_array(Type::f32, has_state ? kSlots * heads * width * width : 0, random);
         Numbers left = numbers_of(state);
-        const Numbers o = delta_rule(type, heads, width, stream(rows, tokens, hidden, 0), stream(rows, tokens, hidden, 1),
-                                     stream(rows, tokens, hidden, 2), numbers_of(g), numbers_of(beta), left);
+        const Numbers o =
+            delta_rule(type, heads, width, stream(rows, tokens, hidden, 0), stream(rows, tokens, hidden, 1),
+                       stream(rows, tokens, hidden, 2), numbers_of(g), numbers_of(beta), left);
         for (auto kernel : {&Kernels::kda_recurrent, &Kernels::kda_chunk})
-          check_laws((kernel == &Kernels::kda_chunk ? "kda_chunk " : "kda_recurrent ") + shown(type) + " " + std::to_string(width),
+          check_laws((kernel == &Kernels::kda_chunk ? "kda_chunk " : "kda_recurrent ") + shown(type) + " " +
+                         std::to_string(width),
                      3, kda_tolerance(type),
                      [&](const Kernels& kernels, int64_t first, int64_t count) {
                        const Array own = state.copy();
                        const std::vector<int64_t> bounds = kTokens.bounds(first, count);
                        const int64_t before = kTokens.before(first), at = before * 3 * hidden;
                        Array o(type, bounds.back() * hidden);
-                       (kernels.*kernel)({rows.at(at), rows.at(at + hidden), rows.at(at + 2 * hidden), type, heads, width,
-                                          3 * hidden, 3 * hidden, 3 * hidden, g.as<float>() + before * hidden,
-                                          beta.as<float>() + before * heads, kL2Eps, has_state ? own.as<float>() : nullptr,
-                                          {bounds.data(), kSeats.data() + first, count}, o.data()});
+                       (kernels.*kernel)({rows.at(at),
+                                          rows.at(at + hidden),
+                                          rows.at(at + 2 * hidden),
+                                          type,
+                                          heads,
+                                          width,
+                                          3 * hidden,
+                                          3 * hidden,
+                                          3 * hidden,
+                                          g.as<float>() + before * hidden,
+                                          beta.as<float>() + before * heads,
+                                          kL2Eps,
+                                          has_state ? own.as<float>() : nullptr,
+                                          {bounds.data(), kSeats.data() + first, count},
+                                          o.data()});
                        return std::vector<Output>{output(o), states_of(own, state, first, count)};
                      },
                      {o, states_of(left)});
@@ -233,16 +259,17 @@ struct LayerArrays {
       for (int64_t row = 0; !conv_state.empty() && row < kSlots * (taps - 1); ++row)
         for (int64_t c = 0; c < hidden; ++c) own.push_back(conv_state[(row * 3 + i) * hidden + c]);
       qkv[i] = convolved(type, numbers_of(streams[i]), hidden, numbers_of(convs[i]), taps, own);
-      for (size_t at = 0; at < own.size(); ++at)
-        conv_state[(at / hidden * 3 + i) * hidden + at % hidden] = own[at];
+      for (size_t at = 0; at < own.size(); ++at) conv_state[(at / hidden * 3 + i) * hidden + at % hidden] = own[at];
     }
     Numbers writes = numbers_of(beta);
     for (double& each : writes) each = sigmoid(each);
-    Numbers o = delta_rule(type, heads, width, qkv[0], qkv[1], qkv[2],
-                           decays(numbers_of(streams[3]), heads, width, numbers_of(a_log), numbers_of(bias)), writes, state);
+    Numbers o =
+        delta_rule(type, heads, width, qkv[0], qkv[1], qkv[2],
+                   decays(numbers_of(streams[3]), heads, width, numbers_of(a_log), numbers_of(bias)), writes, state);
     for (size_t first = 0; first < o.size(); first += width) {
       double total = 0.0;
-      for (int64_t c = 0; c < width; ++c) o[first + c] = rounded_to(type, o[first + c]), total += o[first + c] * o[first + c];
+      for (int64_t c = 0; c < width; ++c)
+        o[first + c] = rounded_to(type, o[first + c]), total += o[first + c] * o[first + c];
       for (int64_t c = 0; c < width; ++c)
         o[first + c] *= number_of(Type::f32, norm.data(), c) / std::sqrt(total / width + kNormEps) *
                         sigmoid(number_of(type, streams[4].data(), static_cast<int64_t>(first) + c));
@@ -271,15 +298,88 @@ TEST(kda_mix) {
                        const int64_t before = kTokens.before(first), at = before * layer.hidden;
                        Array o(type, bounds.back() * layer.hidden);
                        const auto& x = layer.streams;
-                       kernels.kda_mix({x[0].at(at), x[1].at(at), x[2].at(at), x[3].at(at), layer.beta.at(before * heads),
-                                        x[4].at(at), type, heads, width, taps, layer.convs[0].as<float>(),
-                                        layer.convs[1].as<float>(), layer.convs[2].as<float>(), layer.a_log.as<float>(), layer.bias.as<float>(),
-                                        layer.norm.as<float>(), kLowerBound, kL2Eps, kNormEps,
-                                        has_state ? own.as<float>() : nullptr, has_state ? own_window.data() : nullptr,
-                                        conv_type, {bounds.data(), kSeats.data() + first, count}, o.data()});
+                       kernels.kda_mix({x[0].at(at),
+                                        x[1].at(at),
+                                        x[2].at(at),
+                                        x[3].at(at),
+                                        layer.beta.at(before * heads),
+                                        x[4].at(at),
+                                        type,
+                                        heads,
+                                        width,
+                                        taps,
+                                        layer.convs[0].as<float>(),
+                                        layer.convs[1].as<float>(),
+                                        layer.convs[2].as<float>(),
+                                        layer.a_log.as<float>(),
+                                        layer.bias.as<float>(),
+                                        layer.norm.as<float>(),
+                                        kLowerBound,
+                                        kL2Eps,
+                                        kNormEps,
+                                        has_state ? own.as<float>() : nullptr,
+                                        has_state ? own_window.data() : nullptr,
+                                        conv_type,
+                                        {bounds.data(), kSeats.data() + first, count},
+                                        o.data()});
                        return std::vector<Output>{output(o), states_of(own, state, first, count),
                                                   states_of(own_window, window, first, count)};
                      },
                      {o, states_of(left), states_of(window_left)});
         }
+}
+
+// A verifying pass gives what the layer gives and leaves the states; the commit of all its tokens makes them the
+// layer's.
+TEST(kda_verify_is_the_layer) {
+  std::mt19937 random(45);
+  const std::vector<int64_t> bounds = kTokens.bounds(0, 3);
+  for (Type type : kActivations)
+    for (auto [heads, width, taps] : {std::tuple<int64_t, int64_t, int64_t>{3, 16, 4}, {1, 48, 3}}) {
+      const LayerArrays layer(type, heads, width, taps, random);
+      const int64_t tokens = layer.tokens, hidden = layer.hidden;
+      const Array state = random_array(Type::f32, kSlots * heads * width * width, random);
+      const Array window = random_array(type, kSlots * (taps - 1) * 3 * hidden, random);
+      Numbers left = numbers_of(state), window_left = numbers_of(window);
+      const Numbers o = layer.expected(left, window_left);
+      check_laws("kda_verify and kda_commit " + shown(type), 1, kda_tolerance(type),
+                 [&](const Kernels& kernels, int64_t, int64_t) {
+                   const Array own = state.copy(), own_window = window.copy();
+                   Array o(type, tokens * hidden), inputs(type, tokens * 3 * hidden), keys(type, tokens * hidden);
+                   Array decays(Type::f32, tokens * hidden), corrections(Type::f32, tokens * hidden);
+                   const KdaRecords records{inputs.data(), keys.data(), decays.as<float>(), corrections.as<float>()};
+                   const Sequences sequences{bounds.data(), kSeats.data(), 3};
+                   const auto& x = layer.streams;
+                   kernels.kda_verify({{x[0].data(),
+                                        x[1].data(),
+                                        x[2].data(),
+                                        x[3].data(),
+                                        layer.beta.data(),
+                                        x[4].data(),
+                                        type,
+                                        heads,
+                                        width,
+                                        taps,
+                                        layer.convs[0].as<float>(),
+                                        layer.convs[1].as<float>(),
+                                        layer.convs[2].as<float>(),
+                                        layer.a_log.as<float>(),
+                                        layer.bias.as<float>(),
+                                        layer.norm.as<float>(),
+                                        kLowerBound,
+                                        kL2Eps,
+                                        kNormEps,
+                                        own.as<float>(),
+                                        own_window.data(),
+                                        type,
+                                        sequences,
+                                        o.data()},
+                                       records});
+                   kernels.kda_commit({type, 1, heads, width, taps, tokens, kSlots, records, own.as<float>(),
+                                       own_window.data(), type, sequences, kTokens.counts.data()});
+                   return std::vector<Output>{output(o), states_of(own, state, 0, 3),
+                                              states_of(own_window, window, 0, 3)};
+                 },
+                 {o, states_of(left), states_of(window_left)});
+    }
 }

@@ -44,24 +44,26 @@ static void check_linear(Type type, Type weight_type, bool int8_activations, int
     expected.push_back(product(taken(numbers_of(x), columns, weight_type, int8_activations), weight.matrix));
   // one int8 step of an activation, where a rounding falls on the other side
   const double tolerance = int8_activations ? kBfloat16 : tolerance_of(type);
-  check_laws("linear " + shown(type) + " by " + shown(weight_type) + (int8_activations ? ", int8" : "") + " " +
-                 std::to_string(columns),
-             tokens, tolerance, [&](const Kernels& kernels, int64_t first, int64_t count) {
-               std::vector<Matrix> matrices;
-               std::vector<Array> results;
-               std::vector<void*> pointers;
-               for (const RandomMatrix& weight : weights) {
-                 matrices.push_back(weight.matrix);
-                 results.emplace_back(type, count * weight.matrix.rows);
-               }
-               for (const Array& result : results) pointers.push_back(result.data());
-               kernels.linear({x.at(first * columns), type, count, matrices.data(), pointers.data(),
-                               static_cast<int64_t>(matrices.size()), int8_activations});
-               std::vector<Output> outputs;
-               for (const Array& result : results) outputs.push_back(output(result));
-               return outputs;
-             },
-             expected);
+  check_laws(
+      "linear " + shown(type) + " by " + shown(weight_type) + (int8_activations ? ", int8" : "") + " " +
+          std::to_string(columns),
+      tokens, tolerance,
+      [&](const Kernels& kernels, int64_t first, int64_t count) {
+        std::vector<Matrix> matrices;
+        std::vector<Array> results;
+        std::vector<void*> pointers;
+        for (const RandomMatrix& weight : weights) {
+          matrices.push_back(weight.matrix);
+          results.emplace_back(type, count * weight.matrix.rows);
+        }
+        for (const Array& result : results) pointers.push_back(result.data());
+        kernels.linear({x.at(first * columns), type, count, matrices.data(), pointers.data(),
+                        static_cast<int64_t>(matrices.size()), int8_activations});
+        std::vector<Output> outputs;
+        for (const Array& result : results) outputs.push_back(output(result));
+        return outputs;
+      },
+      expected);
 }
 
 TEST(linear) {
@@ -130,7 +132,8 @@ static Numbers answer(Type type, const Numbers& x, const RandomMatrix* expert, b
   const Numbers up = product(own, expert[1].matrix);
   for (size_t i = 0; i < inner.size(); ++i)
     inner[i] = rounded_to(type, situ(rounded_to(type, inner[i]), rounded_to(type, up[i]), 4.0, 25.0));
-  Numbers y = product(taken(inner, static_cast<int64_t>(inner.size()), weight_type, int8_activations), expert[2].matrix);
+  Numbers y =
+      product(taken(inner, static_cast<int64_t>(inner.size()), weight_type, int8_activations), expert[2].matrix);
   for (double& each : y) each = rounded_to(type, each);
   return y;
 }
@@ -146,7 +149,8 @@ static void check_experts(Type type, Type weight_type, bool int8_activations, in
       addresses.push_back(reinterpret_cast<int64_t>(matrices.back().matrix.data));
       addresses.push_back(reinterpret_cast<int64_t>(matrices.back().matrix.scales));
     }
-  const Array x = random_array(type, tokens * latent, random, 4), weights = random_array(Type::f32, tokens * chosen, random);
+  const Array x = random_array(type, tokens * latent, random, 4),
+              weights = random_array(Type::f32, tokens * chosen, random);
   std::vector<int64_t> ids;
   for (int64_t token = 0; token < tokens; ++token)
     for (int64_t i = 0; i < chosen; ++i) ids.push_back((token * token + 2 * i) % experts);  // none has expert 3 often
@@ -154,7 +158,8 @@ static void check_experts(Type type, Type weight_type, bool int8_activations, in
   for (int64_t token = 0; token < tokens; ++token) {
     Numbers sum(static_cast<size_t>(latent), 0.0);
     for (int64_t i = token * chosen; i < (token + 1) * chosen; ++i) {
-      const Numbers own = answer(type, numbers_of(type, x.at(token * latent), latent), &matrices[3 * ids[i]], int8_activations);
+      const Numbers own =
+          answer(type, numbers_of(type, x.at(token * latent), latent), &matrices[3 * ids[i]], int8_activations);
       for (int64_t c = 0; c < latent; ++c) sum[c] += weights.as<float>()[i] * own[c];
     }
     expected.insert(expected.end(), sum.begin(), sum.end());

@@ -21,7 +21,8 @@ static Array awkward_rows(Type type, int64_t rows, int64_t columns, std::mt19937
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t at = row * columns, group = static_cast<int64_t>(random() % static_cast<uint64_t>(columns / 16)) * 16;
     const float magnitude = std::ldexp(1.0f, static_cast<int>(random() % 60) - 30);
-    for (int64_t i = 0; i < columns; ++i) put(x, at + i, static_cast<float>(number_of(type, x.data(), at + i)) * magnitude);
+    for (int64_t i = 0; i < columns; ++i)
+      put(x, at + i, static_cast<float>(number_of(type, x.data(), at + i)) * magnitude);
     const float values[] = {0.0f, -0.0f, 127.0f, 448.0f, 7.0f, 6.0f, INFINITY, NAN, 1e-38f, 4e-7f};
     if (row % 3 == 1)
       for (int64_t i = 0; i < 16; ++i) put(x, at + group + i, i % 2 == 0 ? values[row % 10] : -values[row % 10]);
@@ -35,7 +36,8 @@ TEST(store_packed_rows) {
   std::mt19937 random(31);
   for (Type type : kActivations)
     for (Type to : {Type::i8, Type::f8, Type::mxfp4})
-      for (auto [scaled, columns] : {std::pair<int64_t, int64_t>{32, 32}, {160, 160}, {48, 64}, {144, 160}, {512, 576}}) {
+      for (auto [scaled, columns] :
+           {std::pair<int64_t, int64_t>{32, 32}, {160, 160}, {48, 64}, {144, 160}, {512, 576}}) {
         if (to == Type::mxfp4 && scaled != columns) continue;  // it has no place for further columns
         const int64_t tokens = 41, num_rows = 50, row_bytes = packed_bytes(to, scaled, columns);
         const Array x = awkward_rows(type, tokens, columns, random);
@@ -49,8 +51,8 @@ TEST(store_packed_rows) {
         check_laws("store_packed_rows " + shown(type) + " " + shown(to) + " " + std::to_string(scaled), 1, 0.0,
                    [&](const Kernels& kernels, int64_t, int64_t) {
                      Array pool(Type::i8, num_rows * row_bytes);
-                     kernels.store_packed_rows({x.data(), type, tokens, columns, scaled, slots.data(), pool.data(), to,
-                                                row_bytes, num_rows});
+                     kernels.store_packed_rows(
+                         {x.data(), type, tokens, columns, scaled, slots.data(), pool.data(), to, row_bytes, num_rows});
                      return std::vector<Output>{output(pool)};
                    },
                    {numbers_of(expected)});
@@ -119,8 +121,15 @@ static void check_indexer(Type type, Type key_type, const IndexerSizes& sizes) {
                const int64_t before = tokens.before(first);
                const std::vector<int64_t> bounds = tokens.bounds(first, count);
                std::vector<int64_t> selected(static_cast<size_t>(bounds.back() * topk), -2);
-               kernels.indexer_topk({q.at(before * heads * width), type, weights.as<float>() + before * heads,
-                                     keys.pages(first), key_type, {bounds.data(), nullptr, count}, heads, width, topk,
+               kernels.indexer_topk({q.at(before * heads * width),
+                                     type,
+                                     weights.as<float>() + before * heads,
+                                     keys.pages(first),
+                                     key_type,
+                                     {bounds.data(), nullptr, count},
+                                     heads,
+                                     width,
+                                     topk,
                                      selected.data()});
                return std::vector<Output>{output(selected)};
              },
@@ -132,10 +141,10 @@ TEST(indexer_topk) {
   for (Type type : kActivations)
     for (Type key_type : {type, Type::i8, Type::f8, Type::mxfp4}) {
       check_indexer(type, key_type, {mixed, {96, 5, 131}, 3, 32, 4, 8, 60});
-      check_indexer(type, key_type, {mixed, {49, 17, 64}, 19, 160, 16, 16, 3});      // ties
-      check_indexer(type, key_type, {{{1, 2}}, {97, 192}, 32, 128, 64, 200, 90});    // fewer rows than wanted
-      check_indexer(type, key_type, {{{1, 1}}, {1600, 769}, 2, 64, 16, 48, 700});    // several ranges of keys
-      check_indexer(type, key_type, {{{1}}, {300}, 1, 32, 300, 1, 1});               // all tie
+      check_indexer(type, key_type, {mixed, {49, 17, 64}, 19, 160, 16, 16, 3});    // ties
+      check_indexer(type, key_type, {{{1, 2}}, {97, 192}, 32, 128, 64, 200, 90});  // fewer rows than wanted
+      check_indexer(type, key_type, {{{1, 1}}, {1600, 769}, 2, 64, 16, 48, 700});  // several ranges of keys
+      check_indexer(type, key_type, {{{1}}, {300}, 1, 32, 300, 1, 1});             // all tie
       if (key_type != Type::mxfp4) check_indexer(type, key_type, {mixed, {96, 5, 131}, 5, 48, 8, 7, 60});
     }
 }

@@ -1,5 +1,8 @@
 // Moving rows, and choosing tokens.
-#include "check.h"
+#include <algorithm>
+#include <cmath>
+
+#include "reference.h"
 
 using namespace perilune;
 using namespace perilune::tests;
@@ -19,18 +22,30 @@ TEST(embed_rows_and_store_rows) {
           const int64_t num_rows = 29;
           const Array weight = random_array(from, num_rows * columns, random);
           const std::vector<int64_t> ids = random_ids(tokens, num_rows, random);
-          check_laws("embed_rows " + shown(from) + " " + shown(to), tokens, 0.0,
-                     [&](const Kernels& kernels, int64_t first, int64_t count) {
-                       Array y(to, count * columns);
-                       kernels.embed_rows({weight.data(), from, num_rows, columns, ids.data() + first, count, y.data(), to});
-                       return std::vector<Output>{output(y)};
-                     });
-          const Array x = random_array(from, tokens * columns, random), pool = random_array(to, num_rows * columns, random);
-          check_laws("store_rows " + shown(from) + " " + shown(to), 1, 0.0, [&](const Kernels& kernels, int64_t, int64_t) {
-            const Array own = pool.copy();
-            kernels.store_rows({x.data(), from, tokens, columns, ids.data(), own.data(), to, num_rows});
-            return std::vector<Output>{output(own)};
-          });
+          Numbers rows, left;
+          for (int64_t id : ids)
+            for (int64_t c = 0; c < columns; ++c)
+              rows.push_back(rounded_to(to, number_of(from, weight.data(), id * columns + c)));
+          check_laws(
+              "embed_rows " + shown(from) + " " + shown(to), tokens, 0.0,
+              [&](const Kernels& kernels, int64_t first, int64_t count) {
+                Array y(to, count * columns);
+                kernels.embed_rows({weight.data(), from, num_rows, columns, ids.data() + first, count, y.data(), to});
+                return std::vector<Output>{output(y)};
+              },
+              {rows});
+          const Array x = random_array(from, tokens * columns, random),
+                      pool = random_array(to, num_rows * columns, random);
+          left = numbers_of(pool);
+          for (int64_t i = 0; i < tokens * columns; ++i)
+            left[ids[i / columns] * columns + i % columns] = rounded_to(to, number_of(from, x.data(), i));
+          check_laws("store_rows " + shown(from) + " " + shown(to), 1, 0.0,
+                     [&](const Kernels& kernels, int64_t, int64_t) {
+                       const Array own = pool.copy();
+                       kernels.store_rows({x.data(), from, tokens, columns, ids.data(), own.data(), to, num_rows});
+                       return std::vector<Output>{output(own)};
+                     },
+                     {left});
         }
 }
 
@@ -39,17 +54,31 @@ TEST(pairs_and_scale) {
   for (Type type : kActivations)
     for (int64_t count : {0, 1, 15, 40001}) {
       const Array x = random_array(type, count, random), z = random_array(type, count, random, 20);
-      for (auto kernel : {&Kernels::add_rows, &Kernels::gate_rows, &Kernels::swiglu})
-        check_laws("pair " + shown(type), 1, tolerance_of(type), [&](const Kernels& kernels, int64_t, int64_t) {
-          Array y(type, count);
-          (kernels.*kernel)({x.data(), z.data(), type, count, y.data()});
-          return std::vector<Output>{output(y)};
-        });
-      check_laws("scale_rows " + shown(type), 1, 0.0, [&](const Kernels& kernels, int64_t, int64_t) {
-        Array y(Type::f32, count);
-        kernels.scale_rows({x.data(), type, count, 0.3f, y.as<float>()});
-        return std::vector<Output>{output(y)};
-      });
+      for (auto kernel : {&Kernels::add_rows, &Kernels::gate_rows, &Kernels::swiglu}) {
+        Numbers expected;
+        for (int64_t i = 0; i < count; ++i) {
+          const double a = number_of(type, x.data(), i), b = number_of(type, z.data(), i);
+          expected.push_back(kernel == &Kernels::add_rows    ? a + b
+                             : kernel == &Kernels::gate_rows ? a * rounded_to(type, sigmoid(b))
+                                                             : rounded_to(type, silu(a)) * b);
+        }
+        check_laws("pair " + shown(type), 1, tolerance_of(type),
+                   [&](const Kernels& kernels, int64_t, int64_t) {
+                     Array y(type, count);
+                     (kernels.*kernel)({x.data(), z.data(), type, count, y.data()});
+                     return std::vector<Output>{output(y)};
+                   },
+                   {expected});
+      }
+      Numbers scaled = numbers_of(x);
+      for (double& each : scaled) each = static_cast<float>(each) * 0.3f;
+      check_laws("scale_rows " + shown(type), 1, 0.0,
+                 [&](const Kernels& kernels, int64_t, int64_t) {
+                   Array y(Type::f32, count);
+                   kernels.scale_rows({x.data(), type, count, 0.3f, y.as<float>()});
+                   return std::vector<Output>{output(y)};
+                 },
+                 {scaled});
     }
 }
 
@@ -65,16 +94,18 @@ TEST(sample_tokens) {
         for (int32_t& word : mask) word = static_cast<int32_t>(random());
         std::vector<double> settings;
         for (int64_t row = 0; row < rows; ++row)
-          for (double setting : {row % 4 * 0.5, row % 3 * 9.0, row % 2 == 0 ? 1.0 : 0.8, row % 5 == 0 ? 0.1 : 0.0, uniform(random)})
+          for (double setting :
+               {row % 4 * 0.5, row % 3 * 9.0, row % 2 == 0 ? 1.0 : 0.8, row % 5 == 0 ? 0.1 : 0.0, uniform(random)})
             settings.push_back(setting);
-        check_laws("sample_tokens " + shown(type), rows, 0.0, [&](const Kernels& kernels, int64_t first, int64_t count) {
-          std::vector<int64_t> ids(static_cast<size_t>(count)), masses(static_cast<size_t>(count * columns));
-          Array best(Type::f32, count);
-          kernels.sample_tokens({logits.at(first * columns), type, count, columns,
-                                 is_masked ? mask.data() + first * words : nullptr,
-                                 settings.data() + first * kSampleSettings, ids.data(), best.as<float>(), masses.data()});
-          return std::vector<Output>{output(ids), output(best), output(masses)};
-        });
+        check_laws(
+            "sample_tokens " + shown(type), rows, 0.0, [&](const Kernels& kernels, int64_t first, int64_t count) {
+              std::vector<int64_t> ids(static_cast<size_t>(count)), masses(static_cast<size_t>(count * columns));
+              Array best(Type::f32, count);
+              kernels.sample_tokens(
+                  {logits.at(first * columns), type, count, columns, is_masked ? mask.data() + first * words : nullptr,
+                   settings.data() + first * kSampleSettings, ids.data(), best.as<float>(), masses.data()});
+              return std::vector<Output>{output(ids), output(best), output(masses)};
+            });
       }
 }
 
@@ -84,10 +115,19 @@ TEST(penalize) {
   const Array logits = random_array(Type::f32, columns, random, 4);
   for (int64_t num_prompt : {0, 7, 90}) {
     const std::vector<int64_t> ids = random_ids(90, columns, random);
-    check_laws("penalize", 1, 0.0, [&](const Kernels& kernels, int64_t, int64_t) {
-      const Array own = logits.copy();
-      kernels.penalize({own.as<float>(), columns, ids.data(), 90, num_prompt, 1.3f, 0.2f, 0.5f});
-      return std::vector<Output>{output(own)};
-    });
+    Numbers expected = numbers_of(logits);
+    for (int64_t id = 0; id < columns; ++id) {
+      const auto counted = [&](int64_t from) { return std::count(ids.begin() + from, ids.end(), id); };
+      if (counted(0) == 0) continue;
+      expected[id] = expected[id] > 0 ? expected[id] / 1.3 : expected[id] * 1.3;
+      if (counted(num_prompt) > 0) expected[id] -= 0.2 * static_cast<double>(counted(num_prompt)) + 0.5;
+    }
+    check_laws("penalize", 1, 1e-6,
+               [&](const Kernels& kernels, int64_t, int64_t) {
+                 const Array own = logits.copy();
+                 kernels.penalize({own.as<float>(), columns, ids.data(), 90, num_prompt, 1.3f, 0.2f, 0.5f});
+                 return std::vector<Output>{output(own)};
+               },
+               {expected});
   }
 }

@@ -30,16 +30,6 @@ uint8_t nearest(double magnitude, int end, const Number& number, const Wins& win
   return static_cast<uint8_t>(best);
 }
 
-uint8_t to_code(Type type, double x) {
-  if (type == Type::i8) return static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(x)));
-  const uint8_t sign = x < 0 || (type == Type::f8 && std::signbit(x)) ? 1 : 0;
-  if (type == Type::f8)
-    return nearest(std::fabs(x), 0x7f, [](int code) { return of_e4m3(static_cast<uint8_t>(code)); },
-                   [](int code) { return code % 2 == 0; }) | static_cast<uint8_t>(sign << 7);
-  return nearest(std::fabs(x), 8, [](int code) { return kPairs[code]; }, [](int) { return false; }) |
-         static_cast<uint8_t>(sign << 3);
-}
-
 // The exponent of the smallest power of two under which `largest` keeps within what a type can hold.
 int scale_exponent(Type type, double largest) {
   if (type == Type::mxfp4) {
@@ -58,6 +48,19 @@ int64_t group_of(Type type) { return type == Type::mxfp4 ? 32 : 128; }
 
 }  // namespace
 
+uint8_t to_code(Type type, double x) {
+  if (type == Type::i8) return static_cast<uint8_t>(static_cast<int8_t>(std::nearbyint(x)));
+  const uint8_t sign = x < 0 || (type == Type::f8 && std::signbit(x)) ? 1 : 0;
+  if (type == Type::f8)
+    return nearest(
+               std::fabs(x), 0x7f, [](int code) { return of_e4m3(static_cast<uint8_t>(code)); },
+               [](int code) { return code % 2 == 0; }) |
+           static_cast<uint8_t>(sign << 7);
+  return nearest(
+             std::fabs(x), 8, [](int code) { return kPairs[code]; }, [](int) { return false; }) |
+         static_cast<uint8_t>(sign << 3);
+}
+
 double number_of(Type type, const void* data, int64_t element) {
   const auto* bytes = static_cast<const uint8_t*>(data);
   switch (type) {
@@ -71,8 +74,10 @@ double number_of(Type type, const void* data, int64_t element) {
       std::memcpy(&x, bytes + 2 * element, 2);
       return widen(x);
     }
-    case Type::i8: return static_cast<int8_t>(bytes[element]);
-    case Type::f8: return of_e4m3(bytes[element]);
+    case Type::i8:
+      return static_cast<int8_t>(bytes[element]);
+    case Type::f8:
+      return of_e4m3(bytes[element]);
     default: {
       const int code = bytes[element / 2] >> (element % 2 * 4) & 15;
       return code & 8 ? -kPairs[code & 7] : kPairs[code];
@@ -148,8 +153,8 @@ Numbers unpack_row(const void* bytes, int64_t scaled, int64_t columns, Type type
   const auto* scales = static_cast<const uint8_t*>(bytes) + type_bytes(type, scaled);
   Numbers row = numbers_of(type, bytes, scaled);
   for (int64_t i = 0; i < scaled; ++i)
-    row[static_cast<size_t>(i)] *= type == Type::mxfp4 ? std::ldexp(1.0, scales[i / group] - 127)
-                                                       : number_of(Type::f32, scales, i / group);
+    row[static_cast<size_t>(i)] *=
+        type == Type::mxfp4 ? std::ldexp(1.0, scales[i / group] - 127) : number_of(Type::f32, scales, i / group);
   const Numbers further = numbers_of(Type::bf16, scales + 4 * groups, columns - scaled);
   row.insert(row.end(), further.begin(), further.end());
   return row;
@@ -167,7 +172,8 @@ static int64_t num_blocks(const std::vector<int64_t>& seq_lens, int64_t block_si
 PagedRows::PagedRows(Type type, int64_t scaled, int64_t columns, int64_t block_size, std::vector<int64_t> seq_lens,
                      std::mt19937& random, const std::function<Numbers(int64_t, int64_t)>& draw)
     : block_size_(block_size),
-      row_bytes_(type == Type::f32 || type == Type::bf16 ? type_bytes(type, columns) : packed_bytes(type, scaled, columns)),
+      row_bytes_(type == Type::f32 || type == Type::bf16 ? type_bytes(type, columns)
+                                                         : packed_bytes(type, scaled, columns)),
       seq_lens_(std::move(seq_lens)),
       pool_(alignment_of(type),
             num_blocks(seq_lens_, block_size) * block_size * row_bytes_ * 2 / type_bytes(alignment_of(type), 2)) {
@@ -190,7 +196,8 @@ PagedRows::PagedRows(Type type, int64_t scaled, int64_t columns, int64_t block_s
         for (int64_t c = 0; c < columns; ++c) {
           const float x = static_cast<float>(numbers[static_cast<size_t>(c)]);
           const bf16 narrow = to_bf16(x);
-          std::memcpy(to + type_bytes(type, c), type == Type::f32 ? static_cast<const void*>(&x) : &narrow, type_bytes(type, 1));
+          std::memcpy(to + type_bytes(type, c), type == Type::f32 ? static_cast<const void*>(&x) : &narrow,
+                      type_bytes(type, 1));
         }
         rows_.back().push_back(numbers_of(type, to, columns));
       } else {
@@ -203,8 +210,9 @@ PagedRows::PagedRows(Type type, int64_t scaled, int64_t columns, int64_t block_s
 }
 
 Pages PagedRows::pages(int64_t first_sequence) const {
-  return {pool_.data(), row_bytes_, block_size_, table_.data() + first_sequence * table_width_, table_width_,
-          seq_lens_.data() + first_sequence};
+  return {pool_.data(), row_bytes_,
+          block_size_,  table_.data() + first_sequence * table_width_,
+          table_width_, seq_lens_.data() + first_sequence};
 }
 
 int64_t Tokens::before(int64_t sequence) const {

@@ -14,6 +14,8 @@ inline Numbers numbers_of(const Array& array) {
   return numbers_of(array.type(), array.data(), array.bytes() / type_bytes(array.type(), 1));
 }
 double weight_at(const Matrix& matrix, int64_t row, int64_t column);
+// The code of the nearest number of i8, f8 or mxfp4, halves to even, of mxfp4 towards zero.
+uint8_t to_code(Type type, double x);
 // `x` to the nearest number of f32 or bf16.
 double rounded_to(Type type, double x);
 
@@ -29,7 +31,8 @@ int64_t packed_bytes(Type type, int64_t scaled, int64_t columns);
 std::vector<uint8_t> pack_row(const Numbers& row, int64_t scaled, Type type);
 Numbers unpack_row(const void* bytes, int64_t scaled, int64_t columns, Type type);
 
-// ---- paged rows ---------------------------------------------------------------------------------------------------------
+// ---- paged rows
+// ---------------------------------------------------------------------------------------------------------
 
 // Rows of sequences in blocks that lie in any order, the last row of the last block at the end of the pool. Rows that
 // belong to no sequence hold NaN.
