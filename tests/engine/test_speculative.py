@@ -307,9 +307,11 @@ def test_replayed_draft_passes_guess_as_the_draft_itself(goldens_dir, kind, monk
     assert replayed == plain_guesses
 
 
+# So hot that draft and target overlap, with a few tokens that stand out for the target alone.
+BIAS = {20: 100.0, 21: 90.0, 22: 80.0, 23: 70.0}
 RULED = {
-    "filtered": {"temperature": 1.4, "top_k": 3},
-    "penalised": {"temperature": 1.0, "top_k": 3, "repetition_penalty": 1.4, "logit_bias": {9: 4.0}},
+    "drawn": {"temperature": 20.0, "logit_bias": BIAS},
+    "filtered": {"temperature": 20.0, "logit_bias": BIAS, "top_p": 0.8, "presence_penalty": 2.0},
 }
 
 
