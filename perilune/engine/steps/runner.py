@@ -155,7 +155,9 @@ class ModelRunner:
             token_rows += range(row + num_targets, end)
             row = end
         drawn = None if self._drafting is None else self._drafting.drawn
-        chosen = choose_tokens(self._sampler, [x for x in sequences if x.needs_token], logits_RV[token_rows], drawn)
+        if len(token_rows) < logits_RV.shape[0]:  # or all are wanted, as they lie
+            logits_RV = logits_RV[token_rows]
+        chosen = choose_tokens(self._sampler, [x for x in sequences if x.needs_token], logits_RV, drawn)
         failures |= {name: found.reason for name, found in chosen.items() if isinstance(found, SamplingFailure)}
         tokens = {
             name: found
