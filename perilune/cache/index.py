@@ -148,6 +148,15 @@ class PrefixIndex:
                     dropped.append(self._drop(key))
         return dropped
 
+    def states(self) -> Iterator[tuple[bytes, int, int]]:
+        """Each state's key and slot, and the tokens before it; the last used first."""
+        for key, slot in reversed(self._states.items()):
+            rows = self._rows[key]
+            num_tokens, parent = rows.length, rows.parent
+            while parent in self._rows:
+                num_tokens, parent = num_tokens + self._rows[parent].length, self._rows[parent].parent
+            yield key, slot, num_tokens
+
     def snapshots(self) -> Iterator[Forgotten]:
         """What can be taken up, as if it were forgotten: each state with the rows before it, the last used first."""
         seen: set[bytes] = set()

@@ -6,8 +6,9 @@ read. Knows ids, keys and counts only: what lies behind the ids is storage's bus
 scheduler's.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from perilune.cache.blocks import SharedBlocks
 from perilune.cache.chain import PrefixChain
@@ -53,6 +54,15 @@ class Admission:
     seal_positions: tuple[int, ...] = ()
     load_id: int | None = None
     is_deferred: bool = False
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """The state behind the first `num_tokens` tokens of some request, by the name of these tokens."""
+
+    key: str
+    slot: int
+    num_tokens: int
 
 
 @dataclass
@@ -155,14 +165,17 @@ class CacheManager:
         self._awaiting[holding.load_id] = request_id
         return holding.load_id
 
-    def end_load(self, load_id: int, has_succeeded: bool) -> str | None:
-        """Take over what was loaded; returns the request that waited for it, or None if it is gone.
+    def end_load(
+        self, load_id: int, has_succeeded: bool, is_sound: Callable[[int], bool] = lambda _: True
+    ) -> tuple[str | None, tuple[Move, ...]]:
+        """Take over what was loaded; returns the request that waited for it, or None if it is gone, and what is to be
+        copied so that the state that it takes up, if it `is_sound` in its slot, stays for others too.
 
         After a failure the request holds nothing.
         """
         assert self._ledger is not None
         further = self._ledger.end(load_id, has_succeeded)
-        request_id = self._awaiting.pop(load_id, None)
+        request_id, moves = self._awaiting.pop(load_id, None), tuple[Move, ...]()
         if request_id is None:
             self._give_back(self._abandoned.pop(load_id))
         elif not has_succeeded:
@@ -172,7 +185,17 @@ class CacheManager:
             holding.load_id = None
             self._count_hit(holding.chain.num_tokens, further.num_tokens)
             self._add_rows(holding, further.num_tokens)
-        return request_id
+            if is_sound(holding.slot):
+                moves = self._keep_loaded(request_id, holding, further.num_tokens)
+        return request_id, moves
+
+    def _keep_loaded(self, request_id: str, holding: _Holding, num_tokens: int) -> tuple[Move, ...]:
+        """Index a copy of the state behind the tokens that were loaded, where there is room for one."""
+        slot = self._take_slot() if self.wants_state(request_id, num_tokens) else None
+        if slot is None:
+            return ()
+        self._add_state(holding, num_tokens, slot)
+        return (CopyState(holding.slot, slot),)
 
     def abandon(self, request_id: str) -> None:
         """Free what a request that waits for a load holds, as soon as the load writes no more."""
@@ -196,6 +219,10 @@ class CacheManager:
         """What is worth saving when the engine ends, the most valuable first; each object once."""
         for forgotten in self._index.snapshots():
             yield from carries([forgotten])
+
+    def kept_states(self, most: int) -> list[KeptState]:
+        """The `most` states used last of those that wait for a request with the same beginning."""
+        return [KeptState(key.hex(), slot, count) for key, slot, count in islice(self._index.states(), most)]
 
     def extend(self, request_id: str, num_tokens: int, *, num_spare_blocks: int = 0) -> bool:
         """Let an admitted request hold `num_tokens` tokens in all; False, with nothing changed, when blocks run out.

@@ -42,6 +42,7 @@ _LOG = logging.getLogger(__name__)
 LEAST_EMBEDDING_S, MOST_EMBEDDING_S = 0.02, 0.5
 # Of a bound on the time between tokens, pictures may take this share.
 EMBEDDING_SHARE = 0.25
+MOST_SHOWN_STATES = 100
 # How long a step that has nothing to compute waits for a load; requests that come meanwhile wait as long.
 LOAD_WAIT_S = 0.005
 
@@ -171,8 +172,14 @@ class EngineCore:
         return [_log_id(request) for request in requests if request.status is RequestStatus.RUNNING]
 
     def inspect(self) -> dict[str, Any]:
-        """What is held, and by whom, as JSON values."""
-        return {"usage": asdict(self._cache.usage), "requests": [self._holding(x.request) for x in self._live.values()]}
+        """What is held, and by whom, as JSON values; of the states that are kept the ones used last."""
+        tiers = () if self._tiers is None else self._tiers.stats()
+        return {
+            "usage": asdict(self._cache.usage),
+            "requests": [self._holding(x.request) for x in self._live.values()],
+            "kept_states": [asdict(state) for state in self._cache.kept_states(MOST_SHOWN_STATES)],
+            "tiers": [asdict(tier) for tier in tiers],
+        }
 
     def _holding(self, request: Request) -> dict[str, Any]:
         is_running = request.status is RequestStatus.RUNNING

@@ -125,7 +125,8 @@ class Scheduler:
     def end_loads(self, ended: Iterable[tuple[int, bool]]) -> None:
         """Let requests run whose loads have succeeded, and wait again those whose loads have not; both by their ids."""
         for load_id, has_succeeded in ended:
-            request_id = self._cache.end_load(load_id, has_succeeded)
+            request_id, moves = self._cache.end_load(load_id, has_succeeded, self._is_sound)
+            self._moves += moves
             for request in [request for request in self._loading if request.request_id == request_id]:
                 self._loading.remove(request)
                 if has_succeeded:

@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from perilune.cache.manager import CacheUsage
 from perilune.cache.tiers.store import TierStats
@@ -54,7 +55,10 @@ _NO_LENGTHS = Histogram(TOKEN_BOUNDS).snapshot()
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine at one moment: gauges, counters since start (`_total`) and histograms."""
+    """The engine at one moment: gauges, counters since start (`_total`) and histograms.
+
+    What `behind` gives counts on from an engine before this one.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -84,6 +88,38 @@ class EngineStats:
     queue_time_s: HistogramData = _NO_LATENCIES
     prompt_tokens: HistogramData = _NO_LENGTHS
     generation_tokens: HistogramData = _NO_LENGTHS
+
+    def behind(self, before: "EngineStats") -> "EngineStats":
+        """These gauges, and counters and histograms that go on where those of `before` stood."""
+        changed: dict[str, Any] = {}
+        for item in fields(self):
+            name, own, earlier = item.name, getattr(self, item.name), getattr(before, item.name)
+            if name.endswith("_total") and name not in _GAUGES:
+                changed[name] = _sum(own, earlier)
+            elif isinstance(own, HistogramData):
+                counts = tuple(a + b for a, b in zip(own.counts, earlier.counts, strict=True))
+                changed[name] = HistogramData(own.bounds, counts, own.total + earlier.total)
+        known = {tier.name: tier for tier in before.tiers}
+        tiers = tuple(_behind_tier(tier, known[tier.name]) if tier.name in known else tier for tier in self.tiers)
+        drafts = self.drafts
+        if drafts is not None and before.drafts is not None:
+            drafts = drafts.behind(before.drafts)
+        return replace(self, **changed, tiers=tiers, drafts=drafts)
+
+
+# what there is in all, which is no count of what happened
+_GAUGES = frozenset(("blocks_total", "slots_total"))
+
+
+def _sum(own: Any, earlier: Any) -> Any:
+    if isinstance(own, Mapping):
+        return {name: own.get(name, 0) + earlier.get(name, 0) for name in {**earlier, **own}}
+    return own + earlier
+
+
+def _behind_tier(tier: TierStats, before: TierStats) -> TierStats:
+    names = [item.name for item in fields(tier) if item.name.startswith("num_") and item.name != "num_objects"]
+    return replace(tier, **{name: getattr(tier, name) + getattr(before, name) for name in names})
 
 
 class StatsRecorder:

@@ -46,6 +46,17 @@ class DraftStats:
     def num_accepted(self) -> int:
         return sum(self.kept)
 
+    def behind(self, before: "DraftStats") -> "DraftStats":
+        """These counts on top of earlier ones, of as many places."""
+        return DraftStats(
+            tuple(a + b for a, b in zip(self.tried, before.tried, strict=True)),
+            tuple(a + b for a, b in zip(self.kept, before.kept, strict=True)),
+            self.num_rounds + before.num_rounds,
+            self.num_drafted + before.num_drafted,
+            self.num_steps + before.num_steps,
+            self.num_plain_steps + before.num_plain_steps,
+        )
+
 
 @dataclass(frozen=True)
 class StepCosts:

@@ -424,3 +424,18 @@ def test_a_request_that_ends_in_time_is_not_ended_again():
     now[0] = 9.0
     assert core.step() == []
     assert tokens_of(found["r"]) == expected_tokens([5], 3)
+
+
+def test_what_is_held_can_be_seen_with_the_states_that_are_kept():
+    core, _ = make_core()
+    run(core, [message("a", list(range(20)), max_tokens=3)])
+    shown = core.inspect()
+    assert shown["requests"] == []
+    assert shown["tiers"] == []
+    assert shown["usage"]["slots_kept"] == len(shown["kept_states"]) > 0
+    # the answer's last token was never computed
+    assert max(state["num_tokens"] for state in shown["kept_states"]) == 22
+    core.add(message("b", list(range(20)), max_tokens=3))
+    core.step()
+    (held,) = core.inspect()["requests"]
+    assert held["id"] == "b"

@@ -122,6 +122,18 @@ def test_a_state_that_was_evicted_before_its_rows_is_loaded_alone(open_stack):
     assert core.stats().tier_tokens_hit_total["host"] > 0
 
 
+def test_what_was_loaded_once_is_found_without_the_tier_by_the_next(open_stack):
+    stack = open_stack(PLENTY)
+    core, _ = small_core(stack, num_kept=2)
+    assert_right(core, "a", PROMPT, 0)
+    put_out(core)
+    assert_right(core, "b", PROMPT, len(PROMPT) - 1)
+    num_hits = core.stats().tiers[0].num_hits
+    assert num_hits > 0
+    assert_right(core, "c", PROMPT, len(PROMPT) - 1)
+    assert core.stats().tiers[0].num_hits == num_hits
+
+
 @pytest.mark.parametrize("host_bytes", [0, PLENTY])
 def test_sessions_survive_a_restart(open_stack, tmp_path, host_bytes):
     core, _ = make_core(stack=open_stack(host_bytes, DiskTier(tmp_path, PLENTY, IDENTITY)))

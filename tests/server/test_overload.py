@@ -115,11 +115,12 @@ def test_a_stream_whose_time_is_over_ends_with_an_error_event_after_what_was_sen
 
 
 @pytest.mark.parametrize("route", [*OPENAI, MESSAGES], ids=lambda route: route[0])
-def test_priority_and_timeout_reach_the_engine_from_every_api(serve, route):
+def test_priority_timeout_and_salt_reach_the_engine_from_every_api(serve, route):
     server = serve(settings=ServerSettings(request_timeout_s=60.0))
-    assert post(server, route, priority=-3, timeout=2).status_code == 200
+    assert post(server, route, priority=-3, timeout=2, cache_salt="mine").status_code == 200
     assert post(server, route).status_code == 200
-    assert [(x.priority, x.timeout_s) for x in server.engine.requests] == [(-3, 2.0), (0, 60.0)]
+    found = [(x.priority, x.timeout_s, x.cache_salt) for x in server.engine.requests]
+    assert found == [(-3, 2.0, "mine"), (0, 60.0, None)]
 
 
 @pytest.mark.parametrize("route", [*OPENAI, MESSAGES], ids=lambda route: route[0])

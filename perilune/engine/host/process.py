@@ -37,6 +37,9 @@ _LOG = logging.getLogger(__name__)
 # an engine that dies again so soon after it was restarted stays down
 RESTART_WINDOW_S = 600.0
 _LAST_STEP_S = 60.0
+# a process that says nothing for so many times the longest step is frozen; a step that takes so many times longer hangs
+SILENT_TIMEOUTS, HANGING_TIMEOUTS = 2.0, 4.0
+_GUARD_S = 1.0
 
 
 class ProcessClient:
@@ -44,8 +47,9 @@ class ProcessClient:
 
     When that process dies, the running requests end with an error that says how, new ones are refused with status
     503, and another is started; when that one dies within `restart_window_s`, it stays down and `check_health` says
-    why. A process that says nothing for as long as a step may take is not healthy either. The constructor blocks until
-    the engine is made and raises what kept it from being made.
+    why. A process that says nothing for as long as a step may take is not healthy either; for twice as long, or in a
+    step that takes five times as long as it may, it is killed, and dealt with as one that died. The constructor blocks
+    until the engine is made and raises what kept it from being made.
     """
 
     def __init__(
@@ -55,7 +59,10 @@ class ProcessClient:
         *,
         restart_window_s: float = RESTART_WINDOW_S,
         clock: Callable[[], float] = time.monotonic,
+        guard_s: float = _GUARD_S,
     ):
+        self._guard_s = guard_s
+        self._complained_s: float | None = None
         self._spec = spec
         self._restart_window_s = restart_window_s
         self._clock = clock
@@ -65,7 +72,7 @@ class ProcessClient:
         self._phase = Phase.NEW
         self._failure: str | None = None
         self._complaint: str | None = None
-        self._stats = EngineStats()
+        self._stats, self._earlier = EngineStats(), EngineStats()
         self._num_restarts = 0
         self._child = EngineChild(spec)
         self._name, self._created = name, int(time.time())
@@ -74,6 +81,8 @@ class ProcessClient:
         self._streams = Streams(self.abort, _gate(ready))
         self._accept(ready)
         self._thread = threading.Thread(target=self._supervise, name="perilune-engine-reader", daemon=True)
+        self._is_ending = threading.Event()
+        self._guard = threading.Thread(target=self._kill_what_hangs, name="perilune-engine-guard", daemon=True)
 
     @property
     def pid(self) -> int:
@@ -84,8 +93,10 @@ class ProcessClient:
         assert self._phase is Phase.NEW, self._phase.value
         self._phase = Phase.RUNNING
         self._thread.start()
+        self._guard.start()
 
     def stop(self, timeout_s: float) -> None:
+        self._is_ending.set()
         with self._lock:
             was_new, self._phase = self._phase is Phase.NEW, Phase.DRAINING
             child = self._child
@@ -113,7 +124,8 @@ class ProcessClient:
 
     def stats(self) -> EngineStats:
         num_rejected = self._streams.num_rejected
-        return replace(self._stats, num_restarts_total=self._num_restarts, num_rejected_total=num_rejected)
+        stats = self._stats.behind(self._earlier)
+        return replace(stats, num_restarts_total=self._num_restarts, num_rejected_total=num_rejected)
 
     async def inspect(self) -> dict[str, Any]:
         self._refuse_unless_running()
@@ -161,6 +173,24 @@ class ProcessClient:
             media=ready.media,
         )
 
+    def _kill_what_hangs(self) -> None:
+        """End a child of which nothing is to be hoped any more, so that another takes its place."""
+        while not self._is_ending.wait(self._guard_s):
+            reason = self._hopeless()
+            if reason is not None and self._phase is Phase.RUNNING and self._failure is None:
+                _LOG.error("the engine process is killed: %s", reason)
+                self._heard_s, self._complained_s = self._clock(), None
+                self._child.kill()
+
+    def _hopeless(self) -> str | None:
+        now_s, limit_s = self._clock(), self._spec.step_timeout_s
+        if now_s - self._heard_s > SILENT_TIMEOUTS * limit_s:
+            return f"it has said nothing for {now_s - self._heard_s:.0f} s"
+        complained_s = self._complained_s
+        if complained_s is not None and now_s - complained_s > HANGING_TIMEOUTS * limit_s:
+            return f"its step does not end: {now_s - complained_s + limit_s:.0f} s"
+        return None
+
     def _supervise(self) -> None:
         try:
             self._run()
@@ -206,7 +236,8 @@ class ProcessClient:
         self._accept(ready)
         self._num_restarts += 1
         self._heard_s = self._clock()
-        self._stats, self._complaint, self._failure = EngineStats(), None, None
+        self._earlier = self._stats.behind(self._earlier)
+        self._stats, self._complaint, self._complained_s, self._failure = EngineStats(), None, None, None
         _LOG.warning("the engine was restarted")
         return True
 
@@ -238,6 +269,7 @@ class ProcessClient:
                         answer.set_result(holdings)
                 case Health(complaint):
                     self._complaint = complaint
+                    self._complained_s = None if complaint is None else self._clock()
                 case Ended(reason):
                     last_words = reason
         code = child.join(_LAST_STEP_S)

@@ -61,7 +61,7 @@ def read_request(request: Asked, max_messages: int) -> tuple[ChatRequest, Places
         chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
         chat.stop = request.stop_sequences
         chat.stream = request.stream
-        chat.priority, chat.timeout = request.priority, request.timeout
+        chat.priority, chat.timeout, chat.cache_salt = request.priority, request.timeout, request.cache_salt
     return chat, places
 
 

@@ -36,6 +36,7 @@ class MessagesRequest(Asked, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     priority: int | None = None
     timeout: float | None = None
+    cache_salt: str | None = None
     # no effect
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

@@ -13,7 +13,9 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 def debug_routes(client: EngineClient) -> APIRouter:
-    """`GET /debug/cache`: usage of the cache, and every live request with its blocks and slot."""
+    """`GET /debug/cache`: usage of the cache, every live request with its blocks and slot, the states that are kept for
+    others, those used last, and the tiers.
+    """
     router = APIRouter()
 
     @router.get("/debug/cache")

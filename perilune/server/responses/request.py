@@ -68,6 +68,7 @@ def read_request(request: ResponsesRequest, max_messages: int) -> tuple[ChatRequ
         stream=request.stream,
         priority=request.priority,
         timeout=request.timeout,
+        cache_salt=request.cache_salt,
     )
     return chat, Echo(_echo(request), ENCRYPTED in (request.include or ())), places
 

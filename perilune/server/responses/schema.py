@@ -25,6 +25,7 @@ class ResponsesRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     truncation: str | None = None
     priority: int | None = None
     timeout: float | None = None
+    cache_salt: str | None = None
     background: bool | None = None
     previous_response_id: Any = None
     conversation: Any = None

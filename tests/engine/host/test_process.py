@@ -228,6 +228,42 @@ def test_an_engine_that_falls_silent_is_not_healthy_until_it_speaks_again(launch
     wait_until(lambda: client.check_health() is None)
 
 
+@pytest.mark.parametrize("fault", [faults.nothing, faults.hanging_step], ids=["frozen", "hanging"])
+def test_an_engine_that_hangs_for_good_is_killed_and_replaced(launch, fault, caplog):
+    now_s = [0.0]
+    client = launch(fault, clock=lambda: now_s[0], guard_s=0.01)
+    first_pid = client.pid
+    if fault is faults.nothing:
+        os.kill(first_pid, signal.SIGSTOP)
+    else:
+        client._complained_s = 0.0  # as its watchdog will say after 300 s
+    now_s[0] = 590.0
+    time.sleep(0.1)
+    assert client.pid == first_pid
+    now_s[0] = 1201.0
+    wait_until(lambda: client.stats().num_restarts_total == 1 and client.check_health() is None)
+    assert client.pid != first_pid
+    assert "the engine process is killed" in caplog.text
+    if fault is faults.nothing:
+        assert answer(client, message())[-1].is_finished
+
+
+def test_counters_go_on_when_an_engine_is_replaced(launch):
+    client = launch()
+    answer(client, message())
+    wait_until(lambda: client.stats().generation_tokens_total == 12)
+    before = client.stats()
+    os.kill(client.pid, signal.SIGKILL)
+    wait_until(lambda: client.stats().num_restarts_total == 1 and client.check_health() is None)
+    answer(client, message())
+    wait_until(lambda: client.stats().generation_tokens_total == 24)
+    after = client.stats()
+    assert after.time_to_first_token_s.count == 2
+    assert after.finished_total[FinishReason.LENGTH] == 2
+    assert after.num_steps_total > before.num_steps_total
+    assert after.blocks_total == before.blocks_total
+
+
 def test_a_full_queue_is_refused_here_and_what_never_ran_leaves_room(random_checkpoint):
     config = replace(CONFIG, max_num_seqs=1, max_waiting=0)
     client = ProcessClient(EngineSpec(random_checkpoint, config, 1, 300.0, faults.slow_steps), "narrow")
