@@ -220,6 +220,10 @@ class CacheManager:
         for forgotten in self._index.snapshots():
             yield from carries([forgotten])
 
+    def num_kept_tokens(self, chain: PrefixChain) -> int:
+        """How many tokens of a chain a request could take up now, tiers left out."""
+        return 0 if self._policy is None else self._index.match(chain, chain.num_tokens - 1).num_tokens
+
     def kept_states(self, most: int) -> list[KeptState]:
         """The `most` states used last of those that wait for a request with the same beginning."""
         return [KeptState(key.hex(), slot, count) for key, slot, count in islice(self._index.states(), most)]

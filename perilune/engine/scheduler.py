@@ -18,6 +18,8 @@ from perilune.engine.request import ImageInput, Request, RequestStatus
 MOST_OVERTAKEN = 32
 OVERTAKER_RATIO = 4
 LOOKAHEAD = 32
+# Tokens that are computed once where requests with the same beginning come together.
+WORTH_WAITING = 64
 
 
 # Takes answers, the most guesses that each can use, and the most for all; gives those worth verifying of each.
@@ -42,7 +44,8 @@ class Scheduler:
     state in its slot may be.
 
     A request whose beginning lies in a tier waits while it is loaded, holding its room, and others go on; one that
-    needs what is being loaded for another waits without room. After a load that failed a request computes.
+    needs what is being loaded for another waits without room. After a load that failed a request computes. One whose
+    beginning is being computed for another waits until its state is there, if that saves much.
 
     With `num_drafts`, answers may have so many guesses verified in a step, if all else leaves tokens and blocks for it.
     """
@@ -216,7 +219,7 @@ class Scheduler:
         for request in self._waiting[:LOOKAHEAD]:
             if budget <= 0 or self._num_admitted >= self._max_num_seqs:
                 return
-            if not _may_pass(request, held_back):
+            if not _may_pass(request, held_back) or self._awaits(request, prompts):
                 continue
             admission = self._ask_cache(request) if self._has_share(request, prompts, budget) else None
             if admission is None:
@@ -229,6 +232,27 @@ class Scheduler:
                     passed.num_overtaken += 1
             if any(not _may_be_passed(passed) for passed in held_back):
                 return
+
+    def _awaits(self, request: Request, prompts: Sequence[Request]) -> bool:
+        """Whether a prompt before this one is about to leave a state that saves it much: then it waits for that.
+
+        Nothing is remembered: when the other ends, or gets there, the question is asked anew.
+        """
+        if request.params.prompt_logprobs is not None:
+            return False
+        chain = request.prefix_chain(self._cache.block_size)
+        furthest = max(
+            (
+                position
+                for other in prompts
+                if _order(other) < _order(request)
+                for position in other.seal_positions
+                if other.num_computed_tokens < position < chain.num_tokens
+                and other.prefix_chain(self._cache.block_size).key(position) == chain.key(position)
+            ),
+            default=0,
+        )
+        return furthest >= WORTH_WAITING and furthest - self._cache.num_kept_tokens(chain) >= WORTH_WAITING
 
     def _has_share(self, request: Request, prompts: Sequence[Request], budget: int) -> bool:
         """Whether a waiting request would compute something beside `prompts`, or would wait for its picture only."""

@@ -167,6 +167,49 @@ def test_a_failed_step_gives_back_the_slots_of_its_copies():
     assert core.stats().slots_kept == 0
 
 
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_beginning_that_several_bring_at_once_is_computed_once(count):
+    core, model = make_core(budget=128, num_blocks=400, max_num_seqs=8)
+    prompt = [(7 * i) % 50 for i in range(120)]
+    outputs = run(core, [message(f"r{index}", prompt) for index in range(count)])
+    assert all(tokens_of(found) == expected_tokens(prompt, 6) for found in outputs.values())
+    assert [outputs[f"r{index}"][-1].num_cached_tokens for index in range(count)] == [0, *[112] * (count - 1)]
+    num_computed = sum(len(batch.token_ids) for batch in model.batches)
+    # the rest of each prompt behind the last state, and five tokens of each answer
+    assert num_computed == 120 + 8 * (count - 1) + 5 * count
+
+
+def test_a_request_does_not_wait_for_a_beginning_that_is_short_or_another():
+    core, _ = make_core(budget=64, num_blocks=400)
+    short, long = list(range(20)), [(7 * i) % 50 for i in range(150)]
+    core.add(message("a", long))
+    core.add(message("b", [*long[:40], *short]))
+    core.add(message("c", short))
+    core.step()
+    assert core.stats().num_running == 3
+
+
+def test_one_that_waits_for_a_beginning_computes_when_the_other_leaves():
+    core, _ = make_core(budget=32, num_blocks=400)
+    prompt = [(7 * i) % 50 for i in range(150)]
+    core.add(message("a", prompt))
+    core.add(message("b", prompt))
+    core.step()
+    assert core.stats().num_running == 1
+    core.abort("a")
+    outputs = run(core, [])
+    assert tokens_of(outputs["b"]) == expected_tokens(prompt, 6)
+
+
+def test_users_with_other_salts_do_not_wait_for_each_other():
+    core, _ = make_core(budget=64, num_blocks=400)
+    prompt = [(7 * i) % 50 for i in range(150)]
+    for salt in ("mine", None):
+        core.add(message(str(salt), prompt, salt=salt))
+    core.step()
+    assert core.stats().num_running == 2
+
+
 # --- the real modules
 
 
