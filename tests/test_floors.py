@@ -36,6 +36,7 @@ SERVER_MAY_USE = ("engine.client", "engine.request", "engine.stats", "sampling.p
 SERVER_MAY_USE += ("grammar.answer", "grammar.spec", "text", "errors", "env", "config", "server")
 OPS_MAY_USE = ("ops", "errors", "platform", "env", "_native")
 PLANNER_MAY_USE = ("planner", "config", "models.accounting", "cache.spec", "checkpoint.names", "errors", "platform")
+PLANNER_MAY_USE += ("parallel.mesh", "parallel.placement")
 MODELS_MAY_NOT_USE = ("env", "config.engine", "platform")
 
 TORCH_FREE = [
@@ -46,6 +47,8 @@ TORCH_FREE = [
         "cache.manager",
         "cache.tiers",
         "models.accounting",
+        "parallel.mesh",
+        "parallel.placement",
         "sampling.params",
         "sampling.logprobs",
         "text",

@@ -123,6 +123,12 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def expert_of(name: str) -> int | None:
+    """The expert whose tensor `name` is, or None for a tensor outside the routed experts."""
+    match = _EXPERT.search(name)
+    return int(match[1]) if match else None
+
+
 def parameter_name(name: str) -> str:
     """The name a model's parameter carries: the stored one without the text prefix, or below `vision`."""
     return name.removeprefix(TEXT_PREFIX) if name.startswith(TEXT_PREFIX) else VISION_PREFIX + name

@@ -17,9 +17,9 @@ from perilune.models.accounting import (
     flops_per_token,
     state_bytes_per_sequence,
 )
+from perilune.parallel.mesh import Placement
 from perilune.planner.hardware import Hardware
 from perilune.planner.memory import StageMemory
-from perilune.planner.placement import Placement
 from perilune.planner.precision import Precision
 
 # Mooncake README, a 40 GB cache over 4 x 200G and 8 x 400G links, bytes per second.

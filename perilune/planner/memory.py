@@ -7,8 +7,8 @@ from functools import lru_cache
 from perilune.checkpoint.names import Part
 from perilune.config.model import ModelConfig
 from perilune.models.accounting import INDEX_FORMATS, LATENT_FORMATS, conv_state_bytes, recurrent_state_bytes
+from perilune.parallel.mesh import Placement, Rank
 from perilune.planner.hardware import Engine, Hardware
-from perilune.planner.placement import Placement, Rank
 from perilune.planner.precision import Precision, pieces, workspace_bytes_per_layer
 
 MAX_TOKENS = 2**40

@@ -17,10 +17,10 @@ from perilune.models.accounting import (
     conv_state_bytes,
     recurrent_state_bytes,
 )
+from perilune.parallel.mesh import Placement, Rank
 from perilune.planner.cost import token_time
 from perilune.planner.hardware import Hardware, load_hardware
 from perilune.planner.memory import StageMemory, rank_parts, stage_memories
-from perilune.planner.placement import Placement, Rank
 from perilune.planner.precision import Precision, pieces, workspace_bytes_per_layer
 from perilune.planner.search import Question, search
 from perilune.planner.units import GiB

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 
 from perilune.config.model import ModelConfig
 from perilune.errors import ConfigError
+from perilune.parallel.mesh import Placement
 from perilune.planner.cost import TokenTime, token_time
 from perilune.planner.hardware import Engine, Hardware
 from perilune.planner.memory import StageMemory, stage_memories
-from perilune.planner.placement import Placement
 from perilune.planner.precision import Precision
 from perilune.planner.units import GB
 

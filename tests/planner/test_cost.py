@@ -1,9 +1,9 @@
 import pytest
 
+from perilune.parallel.mesh import Placement
 from perilune.planner.cost import expert_share, handoff, token_time
 from perilune.planner.hardware import load_hardware
 from perilune.planner.memory import stage_memories
-from perilune.planner.placement import Placement
 from perilune.planner.precision import Precision
 
 

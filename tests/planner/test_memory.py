@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from perilune.parallel.mesh import Placement
 from perilune.planner.hardware import load_hardware
 from perilune.planner.memory import MAX_TOKENS, StageMemory, stage_memories
-from perilune.planner.placement import Placement
 from perilune.planner.precision import Precision
 
 STAGE = StageMemory(

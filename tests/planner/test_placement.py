@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from perilune.checkpoint.names import VISION_PARTS
 from perilune.models.accounting import account
-from perilune.planner.placement import Home, Piece, Placement, Rank, Split
+from perilune.parallel.mesh import Placement, Rank
+from perilune.parallel.placement import Home, Split
+from perilune.planner.placement import Piece
 from perilune.planner.precision import DENSE, EXPERTS, Precision, pieces
 
 SHAPES = st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2), (3, 1), (4, 2), (5, 1)])
@@ -78,7 +80,7 @@ def test_experts_are_split_by_group_and_then_by_width():
     [
         (Placement(tp=5), "96 heads do not divide by tp 5"),
         (Placement(tp=3, ep=3), "896 experts do not divide by ep 3"),
-        (Placement(tp=8, dp=8), "96 scale groups"),
+        (Placement(tp=8, dp=16), "96 scale groups of an expert's inner width are fewer than 128 ranks"),
         (Placement(tp=8, dcp=16), "dcp 16 does not divide tp 8"),
         (Placement(pp=94), "93 layers are fewer than 94 stages"),
     ],

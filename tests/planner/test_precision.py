@@ -2,7 +2,7 @@ import pytest
 
 from perilune.checkpoint.names import Part
 from perilune.errors import ConfigError
-from perilune.planner.placement import Split
+from perilune.parallel.placement import Split
 from perilune.planner.precision import Precision, pieces, workspace_bytes_per_layer
 
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perilune.errors import ConfigError
+from perilune.parallel.mesh import Placement
 from perilune.planner.hardware import Figure, load_hardware, probe
 from perilune.planner.memory import stage_memories
-from perilune.planner.placement import Placement
 from perilune.planner.precision import Precision
 from perilune.planner.search import Plan, Question, assess, search
 
