@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "communicator.h"
 #include "experts.h"
 #include "perilune.h"
 #include "program.h"
@@ -346,6 +347,19 @@ NB_MODULE(_native, m) {
   m.def("num_threads", num_threads);
   m.def("set_num_threads", set_num_threads, free);
   m.def("read_rates", read_passes, free);
+  nb::exception<PeerError>(m, "PeerError");
+  nb::class_<Communicator>(m, "Communicator")
+      .def(nb::init<const std::string&, int, int, int64_t, double>(), free)
+      .def("all_reduce", [](Communicator& group, uintptr_t values, int64_t count, int type) {
+        group.all_reduce(reinterpret_cast<void*>(values), count, type_of(type));
+      }, free)
+      .def("all_gather", [](Communicator& group, uintptr_t part, uintptr_t gathered, int64_t num_bytes) {
+        group.all_gather(reinterpret_cast<const void*>(part), reinterpret_cast<void*>(gathered), num_bytes);
+      }, free)
+      .def("broadcast", [](Communicator& group, uintptr_t values, int64_t num_bytes, int source) {
+        group.broadcast(reinterpret_cast<void*>(values), num_bytes, source);
+      }, free)
+      .def("barrier", &Communicator::barrier, free);
   m.def("dot_rate", [](int type, double seconds) { return dot_rate(type_of(type), seconds); }, free);
   m.def("linear", linear, free);
   m.def("quantize_rows", quantize_rows, free);

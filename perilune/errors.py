@@ -28,6 +28,10 @@ class EngineError(PeriluneError):
     """The process of the engine ended before it could serve."""
 
 
+class PeerError(PeriluneError):
+    """Another rank of a parallel group ended, or did not come in time; the group cannot go on."""
+
+
 class RequestError(PeriluneError):
     """A request cannot be served as asked.
 

@@ -33,6 +33,7 @@ OPTIONS = {
     ],
     "perilune render": ["REQUEST", "--json", "--tokenizer"],
     "perilune bench": [],
+    "perilune bench comm": ["--json"],
     "perilune bench ops": ["--json", "--op", "--threads"],
     "perilune bench prefill": [
         *[

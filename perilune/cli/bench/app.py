@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from perilune.cli import options
+from perilune.cli.bench.comm import bench_comm_command
 from perilune.cli.bench.serve import bench_serve_command
 from perilune.cli.bench.stream import bench_stream_command
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from perilune.config.model import ModelConfig
 
 app = typer.Typer(no_args_is_help=True, help="Measure times beside what this machine allows.")
+app.command("comm")(bench_comm_command)
 app.command("serve")(bench_serve_command)
 app.command("stream")(bench_stream_command)
 
