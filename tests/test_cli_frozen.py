@@ -8,7 +8,8 @@ SAMPLING = ["--max-tokens", "--seed", "--temperature", "--top-p"]
 TALKING = ["--effort", "--system"]
 QUANTISED = ["--activations", "--dense-weights"]
 CACHED = ["--cache-dtype", "--index-cache-dtype"]
-ENGINE = ["--dtype", "--max-model-len", "--threads", *QUANTISED, *CACHED]
+DRAFTED = ["--draft-rope-interleaved", "--draft-rope-theta", "--draft-rule", "--num-drafts", "--speculative"]
+ENGINE = ["--dtype", "--max-model-len", "--threads", *QUANTISED, *CACHED, *DRAFTED]
 OPTIONS = {
     "perilune": ["--version"],
     "perilune serve": [
@@ -49,7 +50,7 @@ OPTIONS = {
     ],
     "perilune bench decode": [
         *["CHECKPOINT", "--activations", "--batch", "--cache-dtype", "--context", "--dense-weights", "--dtype"],
-        *["--index-cache-dtype", "--json", "--threads", "--tokens"],
+        *["--index-cache-dtype", "--json", "--num-drafts", "--speculative", "--threads", "--tokens"],
     ],
     "perilune bench serve": [
         *[

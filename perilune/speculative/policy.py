@@ -14,10 +14,12 @@ from perilune.speculative.length import Acceptance, StepTimes, choose_lengths
 
 _LOG = logging.getLogger(__name__)
 
-# Where nothing is drafted, every so many steps one answer tries so many drafts. While that fails the wait doubles; when
-# all of them stay the next trial comes soon and is longer.
-FIRST_WAIT, LONGEST_WAIT = 8, 256
+# Where nothing pays, one answer tries so many drafts after so many steps; when all stay, the next trial is longer.
+FIRST_WAIT = 8
 TRIAL_LENGTH = 2
+# What drafting may lose, as a share of the time of plain steps, and the most that it may lose of what it won, in steps.
+_LOSS_SHARE = 0.015
+_MOST_CREDIT = 16.0
 # How far one step moves the estimate of how long steps take against what was measured, and how far one is believed
 # that differs from the estimate.
 _WEIGHT = 0.1
@@ -119,7 +121,8 @@ class DraftPolicy:
         self._all = Acceptance(num_drafts)
         self._records: WeakKeyDictionary[object, _Record] = WeakKeyDictionary()
         self._factors = {True: 1.0, False: 1.0}  # by whether a step verifies
-        self._wait, self._num_idle, self._num_trials = FIRST_WAIT, 0, 0
+        self._num_idle = self._num_trials = self._num_right = 0
+        self._credit = 0.0  # what drafting may lose now, in plain steps
         self._tried, self._kept = [0] * num_drafts, [0] * num_drafts
         # answers and rounds when it was found that nothing pays
         self._settled: tuple[tuple[int, ...], int] | None = None
@@ -129,8 +132,8 @@ class DraftPolicy:
 
     def lengths(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
         """How many drafts each of these answers should verify, at most `most` of each and `budget` in all."""
-        self._is_trial = False
-        if not requests or budget <= 0:
+        self._is_trial, self._num_right = False, 0
+        if not requests or budget <= 0 or self._credit < 0:
             return [0] * len(requests)
         # where nothing was tried since nothing paid, nothing pays still
         state = (tuple(map(id, requests)), self._num_rounds)
@@ -143,7 +146,7 @@ class DraftPolicy:
         ]
         chosen = self._choose(survivals, self.costs.drafting.of(len(requests)), budget)
         if any(chosen):
-            self._wait, self._num_idle, self._trial_length = FIRST_WAIT, 0, TRIAL_LENGTH
+            self._num_idle, self._trial_length = 0, TRIAL_LENGTH
             return _filled(chosen, most, budget) if self._gives_chances else chosen
         self._settled = state
         return self._idle(requests, most, budget)
@@ -161,8 +164,8 @@ class DraftPolicy:
         """Learn from a round, in which the maker of the drafts gave them these chances, if any."""
         if self._is_trial:
             is_good = num_accepted == num_verified
-            self._wait = FIRST_WAIT if is_good else min(2 * self._wait, LONGEST_WAIT)
             self._trial_length = min(2 * self._trial_length, self.num_drafts) if is_good else TRIAL_LENGTH
+        self._num_right += num_accepted
         for acceptance in (self._record(request).acceptance, self._all):
             acceptance.observe(num_verified, num_accepted)
         self._num_rounds += 1
@@ -186,6 +189,7 @@ class DraftPolicy:
         self._num_plain_steps += num_verified == 0
         if seconds is None:
             return
+        self._account(num_answers, num_drafting, seconds)
         if num_verified == 0 and num_drafting > 0:
             return  # neither kind
         expected = self.costs.plain.of(num_answers)
@@ -194,6 +198,14 @@ class DraftPolicy:
         factor = self._factors[num_verified > 0]
         found = min(max(seconds / expected, factor / _MOST_STRANGE), factor * _MOST_STRANGE)
         self._factors[num_verified > 0] = factor + _WEIGHT * (found - factor)
+
+    def _account(self, num_answers: int, num_drafting: int, seconds: float) -> None:
+        """Book what a step lost or won against plain ones, so that estimates that are wrong cannot lose much."""
+        won = _LOSS_SHARE
+        if num_drafting > 0:
+            plain_seconds = self.costs.plain.of(num_answers) * self._factors[False]
+            won = 1 + self._num_right / num_answers - seconds / plain_seconds
+        self._credit = min(self._credit + won, _MOST_CREDIT)
 
     def stats(self) -> DraftStats:
         return DraftStats(
@@ -223,7 +235,7 @@ class DraftPolicy:
         """
         lengths = [0] * len(requests)
         self._num_idle += 1
-        able = [index for index, count in enumerate(most) if count > 0] if self._num_idle >= self._wait else ()
+        able = [index for index, count in enumerate(most) if count > 0] if self._num_idle >= FIRST_WAIT else ()
         if able:
             records = [self._record(request) for request in requests]
             index = min(able, key=lambda index: records[index].last_trial)
