@@ -10,7 +10,7 @@ def bench_comm_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Time sums of two processes at 14 KiB and 1 MiB: shared memory of the native core, and gloo, in one run."""
-    from perilune.bench.comm import bench_sums
+    from perilune.bench.parallel.sums import bench_sums
     from perilune.bench.process import OthersClock
 
     others = OthersClock()

@@ -1,4 +1,4 @@
-from perilune.bench.comm import SIZES, SumTiming, bench_sums
+from perilune.bench.parallel.sums import SIZES, SumTiming, bench_sums
 
 
 def test_both_ways_are_timed_at_both_sizes():
