@@ -8,7 +8,7 @@ import torch
 from perilune.checkpoint.loader import load_state, map_tensors
 from perilune.checkpoint.names import TEXT_PREFIX, layer_of, tensor_table
 from perilune.checkpoint.random_init import random_tensors
-from perilune.checkpoint.shard import Shard, load_shard
+from perilune.checkpoint.rank.shard import Shard, load_shard
 from perilune.checkpoint.writer import write_checkpoint
 from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
