@@ -32,16 +32,21 @@ def peak_memory_bytes() -> int:
 
 
 class OthersClock:
-    """Counts from its making on how much of the processors other processes use."""
+    """Counts from its making on how much of the processors others use than this process and children it waited for."""
 
     def __init__(self) -> None:
-        self._start = time.monotonic(), _machine_busy_s(), time.process_time()
+        self._start = time.monotonic(), _machine_busy_s(), _own_busy_s()
 
     def cores(self) -> float:
         """Processors that others kept busy on average; the kernel counts in ticks, so a hundredth means nothing."""
         started, busy_s, own_s = self._start
-        others_s = _machine_busy_s() - busy_s - (time.process_time() - own_s)
+        others_s = _machine_busy_s() - busy_s - (_own_busy_s() - own_s)
         return max(0.0, others_s) / (time.monotonic() - started)
+
+
+def _own_busy_s() -> float:
+    """Processor seconds of this process and of its children that ended."""
+    return time.process_time() + sum(os.times()[2:4])
 
 
 def _machine_busy_s() -> float:
