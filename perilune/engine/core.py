@@ -73,6 +73,11 @@ class Drafting(Protocol):
     @property
     def num_drafts(self) -> int: ...
 
+    @property
+    def has_guesses(self) -> bool: ...
+
+    def rests(self) -> bool: ...
+
     def lengths(self, requests: Sequence[Request], most: Sequence[int], budget: int) -> Sequence[int]: ...
 
     def keep(self, taken: Mapping[str, Sequence[int]]) -> None: ...
@@ -254,7 +259,8 @@ class EngineCore:
         embedding_s = self._clock() - began_s
         limit = None if self._budget is None else partial(self._budget.prompt_tokens, spent_s=embedding_s)
         self._take_loads(0.0)
-        batch = self._scheduler.schedule(limit, None if self._drafting is None else self._drafting.lengths)
+        drafting = None if self._drafting is None or self._drafting.rests() else self._drafting
+        batch = self._scheduler.schedule(limit, None if drafting is None else drafting.lengths)
         outputs += self._run_batch(batch)
         self._observe(batch, began_s, embedding_s)
         return outputs
@@ -320,7 +326,8 @@ class EngineCore:
             result = self._runner.execute(batch)
             news = {item.request.request_id: self._take(item, result) for item in batch.sequences}
             if self._drafting is not None:
-                self._drafting.keep({request_id: found.token_ids for request_id, found in news.items()})
+                taken = {name: found.token_ids for name, found in news.items()} if self._drafting.has_guesses else {}
+                self._drafting.keep(taken)
         except Exception as error:
             requests = [sequence.request for sequence in batch.sequences]
             _LOG.exception("a step of %d requests failed", len(requests), extra=_log_ids(requests))

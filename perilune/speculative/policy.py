@@ -20,6 +20,8 @@ TRIAL_LENGTH = 2
 # What drafting may lose, as a share of the time of plain steps, and the most that it may lose of what it won, in steps.
 _LOSS_SHARE = 0.015
 _MOST_CREDIT = 16.0
+# so many steps at most go by before answers are looked at again
+_LONGEST_REST = 64
 # How far one step moves the estimate of how long steps take against what was measured, and how far one is believed
 # that differs from the estimate.
 _WEIGHT = 0.1
@@ -34,7 +36,7 @@ _CLIFF = 0.25
 class DraftStats:
     """What drafting did since the start. `tried[i]` drafts at place i came behind accepted ones; `kept[i]` stayed.
 
-    Of the steps with answers, `num_plain_steps` verified nothing.
+    Of the steps, but for those with nothing but prompts, `num_plain_steps` verified nothing.
     """
 
     tried: tuple[int, ...]
@@ -122,6 +124,7 @@ class DraftPolicy:
         self._records: WeakKeyDictionary[object, _Record] = WeakKeyDictionary()
         self._factors = {True: 1.0, False: 1.0}  # by whether a step verifies
         self._num_idle = self._num_trials = self._num_right = 0
+        self._num_resting = 0
         self._credit = 0.0  # what drafting may lose now, in plain steps
         self._tried, self._kept = [0] * num_drafts, [0] * num_drafts
         # answers and rounds when it was found that nothing pays
@@ -130,10 +133,27 @@ class DraftPolicy:
         self._num_rounds = self._num_drafted = self._num_steps = self._num_plain_steps = 0
         self._is_judged = not is_model
 
+    def rests(self) -> bool:
+        """Whether the next step verifies nothing whatever its answers are; to be asked once before each step.
+
+        For a step of a small model even the question is dear.
+        """
+        if self._num_resting == 0:
+            return False
+        self._num_resting -= 1
+        self._num_idle += 1
+        self._num_steps += 1
+        self._num_plain_steps += 1
+        self._credit = min(self._credit + _LOSS_SHARE, _MOST_CREDIT)
+        return True
+
     def lengths(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
         """How many drafts each of these answers should verify, at most `most` of each and `budget` in all."""
         self._is_trial, self._num_right = False, 0
-        if not requests or budget <= 0 or self._credit < 0:
+        if not requests or budget <= 0:
+            return [0] * len(requests)
+        if self._credit < 0:
+            self._num_resting = min(int(-self._credit / _LOSS_SHARE), _LONGEST_REST)
             return [0] * len(requests)
         # where nothing was tried since nothing paid, nothing pays still
         state = (tuple(map(id, requests)), self._num_rounds)
@@ -243,6 +263,8 @@ class DraftPolicy:
             self._num_trials += 1
             records[index].last_trial = self._num_trials
             lengths[index] = min(self._trial_length, most[index], budget)
+        else:
+            self._num_resting = max(0, FIRST_WAIT - 1 - self._num_idle)
         return lengths
 
     def _judge(self) -> None:

@@ -38,6 +38,7 @@ def always_guess(core, proposer=None):
         return found
 
     drafting.policy.lengths = lengths
+    drafting.policy.rests = lambda: False
     drafting.policy.trimmed = lambda chances: [len(own) for own in chances]
     if proposer is not None:
         drafting._proposer = proposer

@@ -68,7 +68,8 @@ class Drafting:
         self._chances: dict[str, tuple[float, ...]] = {}
         self._laws: dict[str, Tensor] = {}
         self._judge = judge
-        self._num_answers = 0
+        self._num_answers = self._num_drafting = 0
+        self._is_resting = False
         self._began_s = 0.0
 
     @property
@@ -85,6 +86,11 @@ class Drafting:
         """What a pass leaves of tokens that it verifies, by group."""
         return self._records.views
 
+    def rests(self) -> bool:
+        """Whether the next step verifies nothing, so that nothing else here is asked about it."""
+        self._is_resting = self.policy.rests()
+        return self._is_resting
+
     def lengths(self, requests: Sequence[Request], most: Sequence[int], budget: int) -> Sequence[int]:
         """How many guesses of each answer the next step should verify."""
         self._began_s, self._num_answers = time.perf_counter(), len(requests)
@@ -95,8 +101,14 @@ class Drafting:
     ) -> tuple[tuple[ScheduledSequence, ...], tuple[ScheduledSequence, ...]]:
         """The sequences of a step that verify nothing, in their order, and those that do, with their guesses."""
         self._planned, self._chances, self._laws = sequences, {}, {}
+        if self._is_resting:
+            self._verified = []
+            return tuple(sequences), ()
         self._verified = [sequence for sequence in sequences if sequence.num_drafts > 0]
         asked = [sequence for sequence in sequences if sequence.most_drafts > 0]
+        self._num_drafting = len(asked)
+        if not asked and not self._verified:
+            return tuple(sequences), ()
         proposals = self._trim(self._proposer.propose(asked)) if asked else ()
         for sequence, proposal in zip(asked, proposals, strict=True):
             if proposal.token_ids:
@@ -111,12 +123,19 @@ class Drafting:
         return tuple(item for item in sequences if item.request.request_id not in ids), tuple(self._verified)
 
     @property
+    def has_guesses(self) -> bool:
+        """Whether the step verifies any."""
+        return bool(self._verified)
+
+    @property
     def drawn(self) -> DrawnRule | None:
         """How those guesses of this step are to be judged that were drawn; None where none were."""
         return DrawnRule(self._judge, self._laws) if self._laws else None
 
     def keep(self, taken: Mapping[str, Sequence[int]]) -> None:
         """Take over the step's guesses, given the tokens that each request took, and learn from it."""
+        if self._is_resting:
+            return
         self.commit(taken)
         for sequence in self._verified:
             found = taken[sequence.request.request_id]
@@ -143,11 +162,14 @@ class Drafting:
         return self.policy.stats()
 
     def _observe_step(self) -> None:
-        seconds = time.perf_counter() - self._began_s
-        has_prompts = any(sequence.num_scheduled_tokens > 1 for sequence in self._planned)
-        num_drafting = sum(sequence.most_drafts > 0 for sequence in self._planned)
+        if self._num_answers == 0:
+            return
+        seconds: float | None = time.perf_counter() - self._began_s
+        # prompts come last
+        if len(self._planned[-1].token_ids) > 1:
+            seconds = None
         num_verified = sum(sequence.num_drafts for sequence in self._verified)
-        self.policy.observe_step(self._num_answers, num_drafting, num_verified, None if has_prompts else seconds)
+        self.policy.observe_step(self._num_answers, self._num_drafting, num_verified, seconds)
 
     def _trim(self, proposals: Sequence[Proposal]) -> Sequence[Proposal]:
         """The proposals without what is not worth verifying, where the proposer knows their chances."""
