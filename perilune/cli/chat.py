@@ -92,6 +92,7 @@ def chat_command(
     draft_rope_theta: options.DraftRopeTheta = None,
     draft_rope_interleaved: options.DraftRopeInterleaved = None,
     max_model_len: options.MaxModelLen = None,
+    expert_cache_memory: options.ExpertCacheMemory = None,
     threads: options.Threads = None,
 ) -> None:
     """Talk to a model."""

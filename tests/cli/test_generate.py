@@ -4,6 +4,7 @@ import typer
 from typer.testing import CliRunner
 
 from perilune.cli.generate import generate_command
+from perilune.errors import PeriluneError
 
 app = typer.Typer()
 app.command()(generate_command)
@@ -49,3 +50,11 @@ def test_quantised_weights_and_activations_are_an_option_and_change_the_text(tin
         for quantised in ([], ["--dense-weights", "fp8"], ["--dense-weights", "int8", "--activations", "int8"])
     }
     assert len(texts) == 3
+
+
+def test_streamed_experts_give_the_same_text_and_too_small_a_cache_for_them_is_refused(tiny_checkpoint):
+    arguments = (tiny_checkpoint, "--prompt", "The moon", "--max-tokens", 6)
+    assert generate(*arguments, "--expert-cache-memory", "64M").stdout == generate(*arguments).stdout
+    refused = CliRunner().invoke(app, [*map(str, arguments), *SMALL, "--expert-cache-memory", "1K"])
+    assert isinstance(refused.exception, PeriluneError)
+    assert "expert_cache_bytes is 1024" in str(refused.exception)
