@@ -1,4 +1,4 @@
-"""`perilune inspect`: what a checkpoint or a configuration holds and costs, without reading weights."""
+"""`perilune inspect`: what a checkpoint or a configuration holds and costs; only --precision reads weights."""
 
 import json
 from dataclasses import asdict
@@ -22,9 +22,20 @@ def inspect_command(
     config: Annotated[
         Path | None, typer.Option(help="A config.json alone, without a checkpoint.", show_default=False)
     ] = None,
+    precision: Annotated[
+        bool, typer.Option("--precision", help="Read every weight: which 8-bit formats hold it without rounding.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show parts, tensors, bytes, parameters and cache sizes of a checkpoint or of a configuration."""
+    if precision:
+        if path is None or config is not None:
+            raise ConfigError("--precision reads weights; give a checkpoint directory, and no --config")
+        from perilune.cli.precision import precision_report, render_precision
+
+        found = precision_report(path, with_tensors=as_json)
+        typer.echo(json.dumps(found, indent=2) if as_json else render_precision(found))
+        return
     if path is not None and config is None:
         report = inspect_checkpoint(path)
     elif config is not None and path is None:

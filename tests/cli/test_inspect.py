@@ -70,3 +70,23 @@ def test_one_source_is_needed(micro_checkpoint):
         run()
     with pytest.raises(ConfigError, match="and not both"):
         run(micro_checkpoint, "--config", micro_checkpoint / "config.json")
+
+
+def test_precision_tells_for_every_matrix_what_holds_it_without_rounding(micro_checkpoint):
+    report = json.loads(run(micro_checkpoint, "--precision", "--json"))
+    experts = [tensor for tensor in report["tensors"] if tensor["stored"] == "mxfp4"]
+    assert experts
+    for tensor in experts:
+        fits = tensor["row_spread"] <= 14
+        assert (tensor["targets"]["e4m3fn"]["channel"]["num_rounded"] == 0) or not fits
+        assert tensor["targets"]["int8"]["group"]["num_rounded"] == 0
+    counted = sum(group["tensors"] for group in report["summary"].values())
+    assert counted == len(report["tensors"]) == len({tensor["name"] for tensor in report["tensors"]})
+    text = run(micro_checkpoint, "--precision")
+    assert all(pattern in text for pattern in report["summary"])
+    assert "lossless" in text
+
+
+def test_precision_needs_weights(fixtures_dir):
+    with pytest.raises(ConfigError, match="--precision reads weights"):
+        run("--config", fixtures_dir / "kimi-k3" / "config.json", "--precision")
