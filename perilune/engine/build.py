@@ -1,5 +1,6 @@
 """From a checkpoint directory and settings to an engine: the one place that puts the parts together."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.images.encoder import ImageEncoder
-from perilune.engine.memory import check_streamed, plan_cache
+from perilune.engine.memory import check_streamed, describe_cache, describe_weights, plan_cache
 from perilune.engine.steps.draft_model import open_draft
 from perilune.engine.steps.runner import ModelRunner
 from perilune.engine.steps.speculation import Speculation
@@ -35,6 +36,7 @@ from perilune.ops.registry import apply_overrides
 from perilune.platform import available_memory_bytes, bfloat16_pays
 from perilune.text.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
 # What is small enough to compute in float32, as a share of the free memory with every weight in it.
 FLOAT32_SHARE = 0.125
 
@@ -78,7 +80,9 @@ def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = F
     model_config = load_model_config(checkpoint)
     config.check_index_cache(model_config)
     dtype = _TORCH_DTYPES[config.dtype or _suitable_dtype(model_config)]
-    check_streamed(config, model_config, available_memory_bytes())
+    available = available_memory_bytes()
+    check_streamed(config, model_config, available)
+    logger.info(describe_weights(config, model_config, available))
     cache_bytes = config.expert_cache_bytes
     stream = None if cache_bytes is None else open_stream(checkpoint, model_config, cache_bytes)
     state = _load(checkpoint, model_config, config, check_scales)
@@ -145,13 +149,15 @@ def assemble_engine(
     speculation = Speculation.of(model, draft, config, dtype)
     served = model if speculation is None else speculation.served
     groups = served.cache_groups()
+    available = available_memory_bytes() - (0 if speculation is None else speculation.record_bytes)
     plan = plan_cache(
         config,
         groups,
         model_dtype=dtype,
         max_position_embeddings=model_config.max_position_embeddings,
-        available_bytes=available_memory_bytes() - (0 if speculation is None else speculation.record_bytes),
+        available_bytes=available,
     )
+    logger.info(describe_cache(plan, available))
     storage = CacheStorage(
         groups,
         num_blocks=plan.num_blocks,

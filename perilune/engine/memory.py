@@ -136,3 +136,28 @@ def check_streamed(config: EngineConfig, model: ModelConfig, available_bytes: in
         f"weights outside the routed experts take {resident} bytes and expert_cache_bytes is "
         f"{config.expert_cache_bytes}, but {available_bytes} are free: {', or '.join(remedies)}"
     )
+
+
+def describe_weights(config: EngineConfig, model: ModelConfig, available_bytes: int) -> str:
+    """What the weights will take, for the log before they are read."""
+    totals = account(model, is_quantised=config.dense_weights != STORED)
+    free = f"{available_bytes / 2**30:.2f} GiB are free for this process"
+    if config.expert_cache_bytes is not None:
+        return (
+            f"weights outside the routed experts take {totals.resident_bytes / 2**30:.2f} GiB, the expert cache "
+            f"{config.expert_cache_bytes / 2**30:.2f} GiB; {free}"
+        )
+    made = totals.converted_bytes if config.dense_weights != STORED else 0
+    return (
+        f"weights take {totals.total_size / 2**30:.2f} GiB, of which {made / 2**30:.2f} GiB are converted into memory "
+        f"and the rest stays mapped from the files; {free}"
+    )
+
+
+def describe_cache(plan: CachePlan, available_bytes: int) -> str:
+    """What the cache will take, for the log before it is allocated."""
+    rows, states = plan.num_blocks * plan.block_bytes, plan.num_slots * plan.slot_bytes
+    return (
+        f"the cache takes {rows / 2**30:.2f} GiB for {plan.num_blocks * plan.block_size} tokens and "
+        f"{states / 2**30:.2f} GiB for {plan.num_slots} states; {available_bytes / 2**30:.2f} GiB are free"
+    )

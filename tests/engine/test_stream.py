@@ -207,3 +207,17 @@ def test_pages_of_the_file_are_not_cached_twice(checkpoint):
     assert stream is not None
     assert stream.is_direct or os.statvfs(checkpoint).f_type == 0x01021994
     assert torch.equal(stream.table(0)[3].w1_packed, stream.table(0)[3].w1_packed)
+
+
+def test_the_log_says_what_weights_and_cache_take_before_they_do(checkpoint, caplog, monkeypatch):
+    monkeypatch.setattr("perilune.engine.build.available_memory_bytes", lambda: 3 * 2**30)
+    caplog.set_level("INFO", "perilune.engine.build")
+    config = settings(expert_cache_bytes=2**29)
+    assemble_engine(load_model(checkpoint, config), None, config)
+    weights, cache = caplog.messages
+    resident = account(load_model_config(checkpoint)).resident_bytes / 2**30
+    assert weights.startswith(
+        f"weights outside the routed experts take {resident:.2f} GiB, the expert cache 0.50 GiB; 3.00"
+    )
+    assert "for 1200 tokens and" in cache
+    assert cache.endswith("3.00 GiB are free")
