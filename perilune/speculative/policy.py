@@ -22,10 +22,11 @@ _LOSS_SHARE = 0.015
 _MOST_CREDIT = 16.0
 # so many steps at most go by before answers are looked at again
 _LONGEST_REST = 64
-# How far one step moves the estimate of how long steps take against what was measured, and how far one is believed
-# that differs from the estimate.
+# How far one step moves the estimate of how long steps take against what was measured.
 _WEIGHT = 0.1
-_MOST_STRANGE = 4.0
+# Steps that take so many times as long as expected are passed over, unless so many come in a row.
+_STRANGE = 2.0
+_MOST_STRANGE = 8
 # After so many rounds a draft is judged: at the first place, and at the second against the first.
 _JUDGED_ROUNDS = 256
 _MISMATCHED = 0.1
@@ -124,7 +125,7 @@ class DraftPolicy:
         self._records: WeakKeyDictionary[object, _Record] = WeakKeyDictionary()
         self._factors = {True: 1.0, False: 1.0}  # by whether a step verifies
         self._num_idle = self._num_trials = self._num_right = 0
-        self._num_resting = 0
+        self._num_resting = self._num_strange = 0
         self._credit = 0.0  # what drafting may lose now, in plain steps
         self._tried, self._kept = [0] * num_drafts, [0] * num_drafts
         # answers and rounds when it was found that nothing pays
@@ -209,15 +210,37 @@ class DraftPolicy:
         self._num_plain_steps += num_verified == 0
         if seconds is None:
             return
-        self._account(num_answers, num_drafting, seconds)
+        expected = self._expected(num_answers, num_drafting, num_verified)
         if num_verified == 0 and num_drafting > 0:
-            return  # neither kind
+            self._account(num_answers, num_drafting, min(seconds, expected * _STRANGE))
+            return
+        seconds = self._learn(seconds, expected, is_verifying=num_verified > 0)
+        self._account(num_answers, num_drafting, seconds)
+
+    def _expected(self, num_answers: int, num_drafting: int, num_verified: int) -> float:
+        """Seconds of a step, as far as it is known."""
         expected = self.costs.plain.of(num_answers)
         if num_verified > 0:
-            expected = self.costs.verifying.of(num_answers + num_verified) + self.costs.drafting.of(num_drafting)
-        factor = self._factors[num_verified > 0]
-        found = min(max(seconds / expected, factor / _MOST_STRANGE), factor * _MOST_STRANGE)
-        self._factors[num_verified > 0] = factor + _WEIGHT * (found - factor)
+            expected = self.costs.verifying.of(num_answers + num_verified)
+        if num_drafting > 0:
+            expected += self.costs.drafting.of(num_drafting)
+        return expected * self._factors[num_verified > 0]
+
+    def _learn(self, seconds: float, expected: float, *, is_verifying: bool) -> float:
+        """Correct what such steps are expected to take; returns the seconds that are to be believed.
+
+        A step that takes much longer is believed only with others like it in a row: passes are recorded at times, and
+        machines have pauses.
+        """
+        if seconds > _STRANGE * expected:
+            self._num_strange += 1
+            if self._num_strange < _MOST_STRANGE:
+                return expected
+        else:
+            self._num_strange = 0
+        found = max(seconds / expected, 1 / _STRANGE)
+        self._factors[is_verifying] *= 1 + _WEIGHT * (found - 1)
+        return seconds
 
     def _account(self, num_answers: int, num_drafting: int, seconds: float) -> None:
         """Book what a step lost or won against plain ones, so that estimates that are wrong cannot lose much."""

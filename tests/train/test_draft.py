@@ -18,7 +18,10 @@ from perilune.errors import ConfigError
 from perilune.models.draft.model import build_draft
 from perilune.models.draft.tapped import TappedModel
 from perilune.models.model import build_model
+from perilune.ops import _native
+from perilune.sampling.params import SamplingParams
 from perilune.text.tokenizer import Tokenizer
+from tests.engine.guesses import always_guess
 from tests.models.passes import BLOCK_SIZE, pass_over
 from train import draft as trainer
 from train.draft import NUM_DRAFTS, DraftTraining, Size, draft_values, run_steps, write_draft
@@ -147,3 +150,25 @@ def test_prompts_of_any_target_come_from_a_file(tmp_path):
     file.write_text('{"prompt": "fine"}\n{"text": "what is this"}\n')
     with pytest.raises(ConfigError, match="line 2"):
         list(read_prompts(file, tokenizer))
+
+
+def test_the_shipped_draft_fits_the_demo():
+    config = load_draft_config(DEMO_CHECKPOINT / "draft")
+    check_fit(config, load_model_config(DEMO_CHECKPOINT), NUM_DRAFTS)
+    size = sum(file.stat().st_size for file in DEMO_CHECKPOINT.rglob("*") if file.is_file())
+    assert size <= 40 * 2**20
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 16])
+def test_two_hundred_answers_are_the_same_with_the_shipped_draft_which_is_often_right(max_num_seqs):
+    """Questions that it was not trained on; on average it foresees more than two and a half of seven tokens."""
+    options = {"max_num_seqs": max_num_seqs, "prefix_cache": False}
+    llm = LLM(speculative="dspark", **options)
+    prompts = list(demo_prompts(200, llm.tokenizer, llm.core.limits.vocab_size, seed=1_000_000))
+    params = SamplingParams(temperature=0.0, max_tokens=48)
+    always_guess(llm.core)
+    expected, found = LLM(**options).generate(prompts, params), llm.generate(prompts, params)
+    if _native.absence() is None:  # the reference rounds steps of other sizes otherwise
+        assert [item.token_ids for item in found] == [item.token_ids for item in expected]
+    drafts = llm.core.stats().drafts
+    assert drafts.num_accepted > 2.5 * drafts.num_rounds

@@ -22,6 +22,8 @@ from perilune.text.tokenizer import Tokenizer
 # Answers before the first that counts, in which estimates settle and passes are recorded.
 WARM_UP_RUNS = 2
 RUNS = 7
+# groups of questions in a run
+QUESTIONS = 8
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,10 @@ class DraftBench:
         for number in range(WARM_UP_RUNS + RUNS):
             if number == WARM_UP_RUNS:
                 before, plain, speculative = self._drafts, [], []
-            messages = self._messages(kind, batch, seed=number)
-            rate, answers = _rate(self._plain, messages)
+            groups = self._groups(kind, batch, seed=number)
+            rate, answers = _rate(self._plain, groups)
             plain.append(rate)
-            rate, guessed = _rate(self._speculative, messages)
+            rate, guessed = _rate(self._speculative, groups)
             speculative.append(rate)
             num_differing += sum(answers[name] != guessed[name] for name in answers)
         assert before is not None
@@ -99,28 +101,38 @@ class DraftBench:
         assert drafts is not None
         return drafts
 
-    def _messages(self, kind: str, batch: int, seed: int) -> list[GenerateRequest]:
-        temperature = 1.0 if kind == "random" else 0.0
-        params = SamplingParams(temperature=temperature, max_tokens=self._num_tokens, ignore_eos=True, seed=seed)
-        vocab_size = self._plain.limits.vocab_size
-        found = prompts(kind, batch, self._tokenizer, vocab_size, seed)
-        return [GenerateRequest(str(index), tuple(ids), params) for index, ids in enumerate(found)]
+    def _groups(self, kind: str, batch: int, seed: int) -> list[list[GenerateRequest]]:
+        """What is asked one after the other: more questions, whose answers are short and end by themselves."""
+        is_question = kind == "question"
+        params = SamplingParams(
+            temperature=1.0 if kind == "random" else 0.0,
+            max_tokens=self._num_tokens,
+            ignore_eos=not is_question,
+            seed=seed,
+        )
+        num_groups = QUESTIONS if is_question else 1
+        found = prompts(kind, batch * num_groups, self._tokenizer, self._plain.limits.vocab_size, seed)
+        messages = [GenerateRequest(str(index), tuple(ids), params) for index, ids in enumerate(found)]
+        return [messages[first : first + batch] for first in range(0, len(messages), batch)]
 
 
-def _rate(core: EngineCore, messages: Sequence[GenerateRequest]) -> tuple[float, dict[str, list[int]]]:
-    """Tokens per second from when all answers have begun, and the answers."""
-    answers: dict[str, list[int]] = {message.request_id: [] for message in messages}
-    for message in messages:
-        core.add(message)
-    began_s, num_before = 0.0, 0
-    while core.has_work:
-        for output in core.step():
-            if output.error is not None:
-                raise CheckpointError(f"an answer failed: {output.error}")
-            answers[output.request_id] += output.token_ids
-        if not began_s and all(answers.values()):
-            began_s, num_before = time.perf_counter(), sum(map(len, answers.values()))
-    return (sum(map(len, answers.values())) - num_before) / (time.perf_counter() - began_s), answers
+def _rate(core: EngineCore, groups: Sequence[Sequence[GenerateRequest]]) -> tuple[float, dict[str, list[int]]]:
+    """Tokens per second from when all answers of a group have begun, and the answers."""
+    answers: dict[str, list[int]] = {message.request_id: [] for group in groups for message in group}
+    num_tokens, seconds = 0, 0.0
+    for group in groups:
+        began_s, num_before, own = 0.0, 0, [answers[message.request_id] for message in group]
+        for message in group:
+            core.add(message)
+        while core.has_work:
+            for output in core.step():
+                if output.error is not None:
+                    raise CheckpointError(f"an answer failed: {output.error}")
+                answers[output.request_id] += output.token_ids
+            if not began_s and all(own):
+                began_s, num_before = time.perf_counter(), sum(map(len, own))
+        num_tokens, seconds = num_tokens + sum(map(len, own)) - num_before, seconds + time.perf_counter() - began_s
+    return num_tokens / seconds, answers
 
 
 def _shares(before: DraftStats, after: DraftStats) -> tuple[tuple[float | None, ...], float, float]:
