@@ -125,7 +125,8 @@ class DraftPolicy:
         self._records: WeakKeyDictionary[object, _Record] = WeakKeyDictionary()
         self._factors = {True: 1.0, False: 1.0}  # by whether a step verifies
         self._num_idle = self._num_trials = self._num_right = 0
-        self._num_resting = self._num_strange = 0
+        self._num_resting = 0
+        self._num_strange = {True: 0, False: 0}  # in a row, by whether they verify
         self._credit = 0.0  # what drafting may lose now, in plain steps
         self._tried, self._kept = [0] * num_drafts, [0] * num_drafts
         # answers and rounds when it was found that nothing pays
@@ -233,11 +234,11 @@ class DraftPolicy:
         machines have pauses.
         """
         if seconds > _STRANGE * expected:
-            self._num_strange += 1
-            if self._num_strange < _MOST_STRANGE:
+            self._num_strange[is_verifying] += 1
+            if self._num_strange[is_verifying] < _MOST_STRANGE:
                 return expected
         else:
-            self._num_strange = 0
+            self._num_strange[is_verifying] = 0
         found = max(seconds / expected, 1 / _STRANGE)
         self._factors[is_verifying] *= 1 + _WEIGHT * (found - 1)
         return seconds

@@ -112,7 +112,7 @@ def test_estimates_that_are_wrong_cannot_lose_much():
         taken = 4.0 * (1 + length) if length else 1.0
         policy.observe_step(1, int(length > 0), length, taken)
         seconds, tokens = seconds + taken, tokens + 1 + length
-    assert seconds / tokens < 1.03
+    assert seconds / tokens < 1.04  # the share, and a last round that is not earned back yet
 
 
 def test_bounds_are_kept():
