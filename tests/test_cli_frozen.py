@@ -9,11 +9,11 @@ TALKING = ["--effort", "--system"]
 QUANTISED = ["--activations", "--dense-weights"]
 CACHED = ["--cache-dtype", "--index-cache-dtype"]
 DRAFTED = ["--draft-rope-interleaved", "--draft-rope-theta", "--draft-rule", "--num-drafts", "--speculative"]
-ENGINE = ["--dtype", "--max-model-len", "--threads", *QUANTISED, *CACHED, *DRAFTED]
+ENGINE = ["--expert-cache-memory", "--dtype", "--max-model-len", "--threads", *QUANTISED, *CACHED, *DRAFTED]
 OPTIONS = {
     "perilune": ["--version"],
     "perilune serve": [
-        *["--expert-cache-memory", "--prefix-cache", "--state-cache-memory", "--state-interval"],
+        *["--prefix-cache", "--state-cache-memory", "--state-interval"],
         *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
         *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
         *["--debug-routes", "--engine-process", "--log-format", "--log-level", "--step-timeout"],
@@ -24,7 +24,7 @@ OPTIONS = {
     "perilune generate": [
         *["CHECKPOINT", "--chat", "--image", "--prompt", "--stop", "--top-k", *SAMPLING, *TALKING, *ENGINE],
     ],
-    "perilune inspect": ["PATH", "--config", "--json"],
+    "perilune inspect": ["PATH", "--config", "--json", "--precision"],
     "perilune make-checkpoint": [
         *["--arch", "--dense-size", "--expert-size", "--experts", "--experts-per-token", "--heads", "--hidden-size"],
         *["--latent-size", "--layers", "--out", "--preset", "--seed", "--vision", "--vocab-size"],
