@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from perilune.cache.moves import CopyState
 from perilune.config.engine import EngineConfig
+from perilune.engine.batch import StepResult
 from perilune.engine.build import assemble_engine, build_engine, load_model
 from perilune.engine.request import FinishReason, GenerateRequest
 from perilune.engine.steps.draft_model import open_draft
@@ -378,3 +380,18 @@ def test_greedy_answers_are_the_same_under_every_rule(goldens_dir, rule):
     core = always_guess(assemble_engine(model, None, settings, draft=draft))
     found = answers(core, [*greedy, *(replace(item, request_id=f"{item.request_id} drawn") for item in drawn)])
     assert_same(expected, {name: found[name] for name in expected})
+
+
+def test_a_step_that_only_moves_what_is_cached_knows_nothing_of_guesses_before_it(model):
+    messages = requests(model.config.vocab_size)[2:3]
+    core = guessing_core(model, plain(model, messages), lies=0.0)
+    core.add(messages[0])
+    while not core._drafting.has_guesses:
+        core.step()
+    core.abort(messages[0].request_id)
+    move = CopyState(0, 1)
+    core._scheduler._moves.append(move)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(core._runner, "execute", lambda batch: StepResult() if batch.moves == (move,) else None)
+        assert core.step() == []
+    assert not core._drafting.has_guesses

@@ -88,6 +88,8 @@ class Drafting:
 
     def rests(self) -> bool:
         """Whether the next step verifies nothing, so that nothing else here is asked about it."""
+        # a step without sequences asks for no guesses, and has none
+        self._verified, self._num_answers, self._num_drafting = [], 0, 0
         self._is_resting = self.policy.rests()
         return self._is_resting
 
