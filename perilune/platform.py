@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -12,17 +13,31 @@ CGROUP = Path("/sys/fs/cgroup")
 CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Bytes this process can still allocate: what the machine has free, cut by every memory cgroup above it."""
-    available = _meminfo_bytes(proc, "MemAvailable")
+@dataclass(frozen=True)
+class FreeMemory:
+    """Bytes that this process can still allocate, and what bounds them: the machine, or the file of a cgroup."""
+
+    num_bytes: int
+    bound: str
+
+
+def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> FreeMemory:
+    """What the machine has free, cut by every memory cgroup above this process, of either version."""
+    free = FreeMemory(_meminfo_bytes(proc, "MemAvailable"), "the free memory of this machine")
     for directory, limit_file, usage_file in _memory_cgroups(proc, cgroup):
         limit = _read_integer(directory / limit_file)
         usage = _read_integer(directory / usage_file)
         if limit is not None and usage is not None:
             # the kernel gives inactive file pages back before it refuses an allocation
-            used = max(0, usage - _reclaimable_bytes(directory))
-            available = min(available, max(0, limit - used))
-    return available
+            left = max(0, limit - max(0, usage - _reclaimable_bytes(directory)))
+            if left < free.num_bytes:
+                free = FreeMemory(left, f"the memory cgroup ({directory / limit_file})")
+    return free
+
+
+def available_memory_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Bytes of `free_memory`."""
+    return free_memory(proc, cgroup).num_bytes
 
 
 def num_cpus() -> int:

@@ -9,7 +9,16 @@ TALKING = ["--effort", "--system"]
 QUANTISED = ["--activations", "--dense-weights"]
 CACHED = ["--cache-dtype", "--index-cache-dtype"]
 DRAFTED = ["--draft-rope-interleaved", "--draft-rope-theta", "--draft-rule", "--num-drafts", "--speculative"]
-ENGINE = ["--expert-cache-memory", "--dtype", "--max-model-len", "--threads", *QUANTISED, *CACHED, *DRAFTED]
+ENGINE = [
+    "--expert-cache-memory",
+    "--memory-budget",
+    "--dtype",
+    "--max-model-len",
+    "--threads",
+    *QUANTISED,
+    *CACHED,
+    *DRAFTED,
+]
 OPTIONS = {
     "perilune": ["--version"],
     "perilune serve": [

@@ -39,6 +39,17 @@ def read_index(directory: Path) -> CheckpointIndex:
     raise CheckpointError(f"{directory} holds neither {INDEX_NAME} nor {SINGLE_NAME}; download the checkpoint again")
 
 
+def stores_packed(directory: Path) -> bool:
+    """Whether a checkpoint has packed matrices, by the names in its index alone; raises CheckpointError."""
+    index_file, single = directory / INDEX_NAME, directory / SINGLE_NAME
+    if not index_file.exists() and not single.exists():
+        raise CheckpointError(
+            f"{directory} holds neither {INDEX_NAME} nor {SINGLE_NAME}; download the checkpoint again"
+        )
+    names = _parse_index(index_file)[0] if index_file.exists() else read_header(single)
+    return any(name.endswith(".weight_packed") for name in names)
+
+
 def _read_sharded(directory: Path, index_file: Path) -> CheckpointIndex:
     weight_map, total_size = _parse_index(index_file)
     shards = sorted(set(weight_map.values()))

@@ -93,6 +93,7 @@ def chat_command(
     draft_rope_interleaved: options.DraftRopeInterleaved = None,
     max_model_len: options.MaxModelLen = None,
     expert_cache_memory: options.ExpertCacheMemory = None,
+    memory_budget: options.MemoryBudget = None,
     threads: options.Threads = None,
 ) -> None:
     """Talk to a model."""

@@ -34,6 +34,7 @@ def generate_command(
     draft_rope_theta: options.DraftRopeTheta = None,
     draft_rope_interleaved: options.DraftRopeInterleaved = None,
     expert_cache_memory: options.ExpertCacheMemory = None,
+    memory_budget: options.MemoryBudget = None,
     max_model_len: options.MaxModelLen = None,
     threads: options.Threads = None,
 ) -> None:

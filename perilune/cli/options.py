@@ -13,7 +13,9 @@ from perilune.errors import ConfigError
 if TYPE_CHECKING:
     from perilune.config.engine import EngineConfig
 
+# K, KiB and the like are powers of 1024; KB and the like powers of 1000
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_DECIMAL_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 Checkpoint = Annotated[
     Path | None, typer.Argument(help="Checkpoint directory; the bundled demo by default.", show_default=False)
@@ -40,7 +42,16 @@ CacheMemory = Annotated[
 ]
 ExpertCacheMemory = Annotated[
     str | None,
-    typer.Option(help="Keep routed experts on disk, and so much of them in memory, as 16G.", metavar="SIZE"),
+    typer.Option(
+        help="Keep routed experts on disk, and so much of them in memory, as 16G; chosen by itself where needed.",
+        metavar="SIZE",
+    ),
+]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option(
+        help="Most memory for everything together, as 64G; routed experts that exceed it stay on disk.", metavar="SIZE"
+    ),
 ]
 Speculative = Annotated[
     str,
@@ -103,6 +114,7 @@ _SIZES = {
     "kv_dir_bytes": "kv_dir_bytes",
     "image_cache_memory": "image_cache_bytes",
     "expert_cache_memory": "expert_cache_bytes",
+    "memory_budget": "memory_budget_bytes",
 }
 
 
@@ -141,8 +153,12 @@ def _option(name: str) -> str:
 
 
 def read_size(text: str, option: str) -> int:
-    """Bytes of a size such as 512M or 4GiB; ConfigError for anything else names the option."""
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if match is None:
-        raise ConfigError(f"{option} is {text!r}; give a number of bytes, or one with K, M, G or T after it")
-    return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+    """Bytes of a size: 512M, 4G and 4GiB are binary, 4GB decimal; ConfigError for anything else names the option."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)([KMGT]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or ((match[3] or "").lower() == "ib" and not match[2]):
+        raise ConfigError(
+            f"{option} is {text!r}; give a number of bytes, or one with K, M, G or T after it (4G = 4GiB = 4 * 2^30, "
+            "4GB = 4 * 10^9)"
+        )
+    units = _DECIMAL_UNITS if (match[3] or "").lower() == "b" else _UNITS
+    return int(float(match[1]) * units[match[2].upper()])

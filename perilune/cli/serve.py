@@ -68,6 +68,7 @@ def serve_command(
     num_blocks: options.NumBlocks = None,
     cache_memory: options.CacheMemory = None,
     expert_cache_memory: options.ExpertCacheMemory = None,
+    memory_budget: options.MemoryBudget = None,
     prefix_cache: options.PrefixCache = True,
     state_interval: options.StateInterval = 8192,
     state_cache_memory: options.StateCacheMemory = None,

@@ -57,10 +57,12 @@ class EngineConfig:
     with, per 32 columns. `cache_dtype` says what the cached rows of attention hold: "auto" the compute dtype, "fp8"
     (E4M3) and "int8" 8 bits and a scale per 128 values; `index_cache_dtype` the same for index keys, "mxfp4" 4 bits and
     a scale per 32. With `expert_cache_bytes` routed experts stay in the checkpoint's files, and so many bytes of memory
-    hold those used most; None keeps them all mapped. `speculative` says who guesses tokens that a step verifies: "off"
-    nobody, "ngram" a copy of what followed the text's end before, "dspark" the draft model in the checkpoint's folder
-    `draft`, anything else is the directory of a draft model; `num_drafts` is the most guesses of an answer in a step,
-    None as many as a draft's blocks yield, or 7. By `draft_rule` "matching" guesses change no token of any answer;
+    hold those used most; None keeps them all in memory where they fit, and streams them where not.
+    `memory_budget_bytes` bounds all that the engine and its server take together. `speculative` says who guesses tokens
+    that a step verifies: "off" nobody, "ngram" a copy of what followed the text's end before, "dspark" the draft
+    model in the checkpoint's folder `draft`, anything else is the directory of a draft model; `num_drafts` is the most
+    guesses of an answer in a step, None as many as a draft's blocks yield, or 7. By `draft_rule` "matching" guesses
+    change no token of any answer;
     "token" and "block" draw a draft model's guesses where answers are drawn, so that more of them stay, and keep the
     law of the answers, not the tokens of a seed. `draft_rope_theta` and `draft_rope_interleaved` are for drafts whose
     configuration leaves that open or wrong. `ops` maps an op's name to the backend it must use.
@@ -88,6 +90,7 @@ class EngineConfig:
     cache_dtype: str = AUTO
     index_cache_dtype: str = AUTO
     expert_cache_bytes: int | None = None
+    memory_budget_bytes: int | None = None
     speculative: str = OFF
     num_drafts: int | None = None
     draft_rule: str = MATCHING
@@ -99,7 +102,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "state_interval", "image_cache_bytes"):
             _check_positive(name, getattr(self, name))
-        for name in ("max_model_len", "cache_bytes", "num_blocks", "kv_dir_bytes", "expert_cache_bytes", "num_drafts"):
+        for name in ("max_model_len", "cache_bytes", "num_blocks", "kv_dir_bytes", "num_drafts"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        for name in ("expert_cache_bytes", "memory_budget_bytes"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
         if self.max_waiting is not None and (type(self.max_waiting) is not int or self.max_waiting < 0):

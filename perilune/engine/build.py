@@ -2,38 +2,49 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from perilune.cache.manager import CacheManager
 from perilune.cache.sealing import SealPolicy
+from perilune.cache.spec import bytes_per_slot
 from perilune.cache.storage import CacheStorage
 from perilune.cache.tiers.identity import checkpoint_identity
 from perilune.cache.tiers.ledger import TierLedger
+from perilune.checkpoint.index import stores_packed
 from perilune.checkpoint.loader import load_state
 from perilune.checkpoint.quantise import load_quantised_state
 from perilune.checkpoint.streamed import load_resident_state
-from perilune.config.engine import AUTO, FP8, INT8, MXFP4, PRIORITY, STORED, EngineConfig
+from perilune.config.engine import AUTO, FP8, INT8, MXFP4, NGRAM, NGRAM_DRAFTS, PRIORITY, STORED, EngineConfig
 from perilune.config.media import PREPROCESSOR_FILE, MediaConfig, load_media_config
 from perilune.config.model import ModelConfig
 from perilune.config.parse import load_model_config
 from perilune.engine.core import CoreLimits, EngineCore
 from perilune.engine.images.encoder import ImageEncoder
-from perilune.engine.memory import check_streamed, describe_cache, describe_weights, plan_cache
-from perilune.engine.steps.draft_model import open_draft
+from perilune.engine.memory import plan_cache
+from perilune.engine.policy.startup import Footprint, StartPlan, plan_start
+from perilune.engine.steps.draft_model import DraftCheckpoint, open_draft
 from perilune.engine.steps.runner import ModelRunner
-from perilune.engine.steps.speculation import Speculation
+from perilune.engine.steps.speculation import Speculation, num_verified_rows
 from perilune.engine.steps.transfers import TierTransfers
 from perilune.engine.tiers import open_tiers
-from perilune.errors import CapacityError, ConfigError
-from perilune.models.accounting import account
+from perilune.errors import ConfigError
+from perilune.models.accounting import (
+    account,
+    expert_floor_bytes,
+    expert_slot_bytes,
+    num_experts_total,
+    step_workspace_bytes,
+)
+from perilune.models.draft import block as draft_block
 from perilune.models.draft.model import DraftModel
-from perilune.models.model import KimiModel, build_model
+from perilune.models.model import KimiModel, build_model, cache_groups, record_groups
 from perilune.models.stream import open_stream
-from perilune.ops.linear import LinearWeight
+from perilune.ops.linear import LinearWeight, multiplies_bfloat16_with
 from perilune.ops.registry import apply_overrides
-from perilune.platform import available_memory_bytes, bfloat16_pays
+from perilune.platform import bfloat16_pays, free_memory
 from perilune.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -51,8 +62,15 @@ def build_engine(checkpoint: Path, config: EngineConfig) -> EngineCore:
     Raises CheckpointError, ConfigError, BackendError or CapacityError.
     """
     # a wrong directory is best explained by its missing config.json
-    opened = open_draft(checkpoint, config, load_model_config(checkpoint))
+    model_config = load_model_config(checkpoint)
+    opened = open_draft(checkpoint, config, model_config)
     tokenizer = Tokenizer.load(checkpoint)
+    plan = plan_engine(checkpoint, config, model_config, opened)
+    for line in plan.lines():
+        logger.info(line)
+    if plan.is_chosen:
+        logger.warning("memory cannot hold the routed experts: those not in it are read from disk as needed")
+    config = plan.settings
     model = load_model(checkpoint, config)
     media = None if model.vision is None else _load_media(checkpoint, model.config)
     draft = None if opened is None else opened.build(model)
@@ -79,10 +97,9 @@ def load_model(checkpoint: Path, config: EngineConfig, *, check_scales: bool = F
     apply_overrides(config.ops)
     model_config = load_model_config(checkpoint)
     config.check_index_cache(model_config)
-    dtype = _TORCH_DTYPES[config.dtype or _suitable_dtype(model_config)]
-    available = available_memory_bytes()
-    check_streamed(config, model_config, available)
-    logger.info(describe_weights(config, model_config, available))
+    config = plan_engine(checkpoint, config, model_config, None).settings
+    assert config.dtype is not None
+    dtype = _TORCH_DTYPES[config.dtype]
     cache_bytes = config.expert_cache_bytes
     stream = None if cache_bytes is None else open_stream(checkpoint, model_config, cache_bytes)
     state = _load(checkpoint, model_config, config, check_scales)
@@ -112,12 +129,6 @@ def _load(
         return load_resident_state(checkpoint, config, _QUANTISED_DTYPES.get(dense_weights))
     if dense_weights == STORED:
         return load_state(checkpoint, config, check_scales=check_scales)
-    needed, available = account(config, is_quantised=True).converted_bytes, available_memory_bytes()
-    if needed > available:
-        raise CapacityError(
-            f"dense_weights is {dense_weights}, which takes {needed} bytes, and {available} are free: "
-            f"leave it at {STORED}, whose weights stay in the file, or free memory"
-        )
     return load_quantised_state(checkpoint, config, _QUANTISED_DTYPES[dense_weights], check_scales=check_scales)
 
 
@@ -125,9 +136,56 @@ def _has_packed(state: Mapping[str, LinearWeight]) -> bool:
     return any(name.endswith(".weight_packed") for name in state)
 
 
-def _suitable_dtype(config: ModelConfig) -> str:
-    is_small = account(config).float32_copy_bytes < available_memory_bytes() * FLOAT32_SHARE
+def plan_engine(checkpoint: Path, config: EngineConfig, model: ModelConfig, draft: DraftCheckpoint | None) -> StartPlan:
+    """What an engine of these settings will take of this machine's memory; CapacityError where it does not fit."""
+    free = free_memory()
+    available = min(free.num_bytes, config.memory_budget_bytes or free.num_bytes)
+    dtype = config.dtype or _suitable_dtype(model, available)
+    groups = cache_groups(model, _CACHED_VALUES[config.cache_dtype], _CACHED_VALUES[config.index_cache_dtype])
+    if draft is not None:
+        groups = (*groups, *draft_block.cache_groups(draft.config))
+    return plan_start(
+        replace(config, dtype=dtype),
+        _footprint(checkpoint, config, model, draft, dtype),
+        groups,
+        model_dtype=dtype,
+        max_position_embeddings=model.max_position_embeddings,
+        free=free,
+    )
+
+
+def _suitable_dtype(config: ModelConfig, available_bytes: int) -> str:
+    is_small = account(config).float32_copy_bytes < available_bytes * FLOAT32_SHARE
     return "float32" if is_small and not bfloat16_pays() else "bfloat16"
+
+
+def _footprint(
+    checkpoint: Path, config: EngineConfig, model: ModelConfig, draft: DraftCheckpoint | None, dtype: str
+) -> Footprint:
+    itemsize = _TORCH_DTYPES[dtype].itemsize
+    stored, packed = (account(model, is_quantised=is_quantised) for is_quantised in (False, True))
+    is_packed = stores_packed(checkpoint)
+    experts = stored.total_size - stored.resident_bytes
+    if not is_packed:  # entries of bfloat16, copied where the compute dtype is another
+        experts = itemsize * stored.expert_parameters
+    resident = stored.resident_bytes if config.dense_weights == STORED else packed.resident_bytes
+    if not multiplies_bfloat16_with(_TORCH_DTYPES[dtype]) and config.dense_weights == STORED:
+        resident = max(resident, stored.float32_copy_bytes)
+    step = step_workspace_bytes(model, config.max_num_batched_tokens, config.max_num_seqs, itemsize)
+    if draft is not None or config.speculative == NGRAM:
+        num_drafts = config.num_drafts or NGRAM_DRAFTS if draft is None else draft.num_drafts
+        step += num_verified_rows(config, num_drafts) * bytes_per_slot(record_groups(model), dtype)
+    return Footprint(
+        resident_bytes=resident,
+        packed_bytes=packed.resident_bytes,
+        experts_bytes=experts,
+        floor_bytes=expert_floor_bytes(model),
+        slots_bytes=num_experts_total(model) * expert_slot_bytes(model),
+        streams=is_packed,
+        draft_bytes=0 if draft is None else sum(tensor.nbytes for tensor in draft.state.values()),
+        step_bytes=step,
+        images_bytes=0 if model.vision is None else config.image_cache_bytes,
+    )
 
 
 def assemble_engine(
@@ -149,7 +207,7 @@ def assemble_engine(
     speculation = Speculation.of(model, draft, config, dtype)
     served = model if speculation is None else speculation.served
     groups = served.cache_groups()
-    available = available_memory_bytes() - (0 if speculation is None else speculation.record_bytes)
+    available = free_memory().num_bytes - (0 if speculation is None else speculation.record_bytes)
     plan = plan_cache(
         config,
         groups,
@@ -157,7 +215,6 @@ def assemble_engine(
         max_position_embeddings=model_config.max_position_embeddings,
         available_bytes=available,
     )
-    logger.info(describe_cache(plan, available))
     storage = CacheStorage(
         groups,
         num_blocks=plan.num_blocks,

@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perilune.cache.spec import CacheGroupSpec, bytes_per_slot, bytes_per_token
-from perilune.config.engine import STORED, EngineConfig
-from perilune.config.model import ModelConfig
+from perilune.config.engine import EngineConfig
 from perilune.errors import CapacityError, ConfigError
-from perilune.models.accounting import account, expert_floor_bytes
 
 DEFAULT_SHARE = 0.25
 # of the cache, for states that wait for a request with the same beginning; more than so many per seat are of little use
@@ -46,8 +44,8 @@ def plan_cache(
 ) -> CachePlan:
     """Size the cache; CapacityError when it cannot hold one request, naming the setting to change.
 
-    Without `num_blocks` and `cache_bytes` it takes at most `DEFAULT_SHARE` of `available_bytes`, and never more than
-    `max_num_seqs` requests of full length need.
+    Without `num_blocks` and `cache_bytes` it takes at most `DEFAULT_SHARE` of `available_bytes`, unless one request
+    needs more, and never more than `max_num_seqs` requests of full length need.
     """
     if config.max_model_len is not None and config.max_model_len > max_position_embeddings:
         raise ConfigError(
@@ -58,10 +56,14 @@ def plan_cache(
     block_bytes = block_size * bytes_per_token(groups, model_dtype)
     slot_bytes = bytes_per_slot(groups, model_dtype)
     wanted_len = config.max_model_len or max_position_embeddings
-    required_len = config.max_model_len or min(MIN_MODEL_LEN, max_position_embeddings)
-    required_blocks = -(-required_len // block_size)
+    required = required_len(config, max_position_embeddings)
+    required_blocks = -(-required // block_size)
     num_blocks = config.num_blocks
-    budget = int(available_bytes * DEFAULT_SHARE) if config.cache_bytes is None else config.cache_bytes
+    least = required_blocks * block_bytes + num_slots * slot_bytes
+    budget = config.cache_bytes
+    if budget is None:
+        left = max(0, available_bytes - config.host_cache_bytes - (config.state_cache_bytes or 0))
+        budget = max(int(left * DEFAULT_SHARE), min(least, left))
     if config.prefix_cache and slot_bytes:
         if config.state_cache_bytes is None:
             spare = max(0, budget - num_slots * slot_bytes - (num_blocks or required_blocks) * block_bytes)
@@ -74,10 +76,10 @@ def plan_cache(
         room = max(0, budget - num_slots * slot_bytes)
         num_blocks = min(most_useful, room // block_bytes) if block_bytes else most_useful
         if num_blocks < required_blocks:
-            raise CapacityError(_too_small(config, budget, required_len, required_blocks * block_bytes, slot_bytes))
+            raise CapacityError(_too_small(config, budget, required, required_blocks * block_bytes, slot_bytes))
     elif num_blocks < required_blocks:
         raise CapacityError(
-            f"num_blocks is {num_blocks}, {num_blocks * block_size} tokens; one request of {required_len} tokens must "
+            f"num_blocks is {num_blocks}, {num_blocks * block_size} tokens; one request of {required} tokens must "
             f"fit: raise num_blocks to at least {required_blocks}"
         )
     plan = CachePlan(
@@ -102,10 +104,35 @@ def plan_cache(
     return plan
 
 
+def least_cache_bytes(
+    config: EngineConfig, groups: Sequence[CacheGroupSpec], *, model_dtype: str, max_position_embeddings: int
+) -> int:
+    """Memory without which `plan_cache` refuses these settings, the host tier included."""
+    block_bytes = config.block_size * bytes_per_token(groups, model_dtype)
+    slot_bytes = bytes_per_slot(groups, model_dtype)
+    seats, beside = config.max_num_seqs * slot_bytes, config.host_cache_bytes
+    if config.state_cache_bytes is not None and slot_bytes:
+        beside += config.state_cache_bytes // slot_bytes * slot_bytes
+    if config.num_blocks is not None:
+        return config.num_blocks * block_bytes + seats + beside
+    required = -(-required_len(config, max_position_embeddings) // config.block_size) * block_bytes
+    if config.cache_bytes is None:
+        return required + seats + beside
+    most_useful = config.max_num_seqs * -(-(config.max_model_len or max_position_embeddings) // config.block_size)
+    if config.prefix_cache and config.state_cache_bytes is None:
+        seats *= 1 + KEPT_STATES_PER_SEAT
+    return min(config.cache_bytes, most_useful * block_bytes + seats) + beside
+
+
+def required_len(config: EngineConfig, max_position_embeddings: int) -> int:
+    """Tokens of one request that every cache must hold."""
+    return config.max_model_len or min(MIN_MODEL_LEN, max_position_embeddings)
+
+
 def _too_small(config: EngineConfig, budget: int, required_len: int, required_bytes: int, slot_bytes: int) -> str:
     """What is missing and every setting that cures it."""
     total = required_bytes + config.max_num_seqs * slot_bytes
-    origin = f"a {DEFAULT_SHARE:.0%} share of the free memory" if config.cache_bytes is None else "cache_bytes"
+    origin = "of the free memory" if config.cache_bytes is None else "cache_bytes"
     remedies = [f"set cache_bytes to at least {total}"]
     num_seqs = (budget - required_bytes) // slot_bytes if slot_bytes else 0
     if num_seqs >= 1:
@@ -113,51 +140,4 @@ def _too_small(config: EngineConfig, budget: int, required_len: int, required_by
     return (
         f"the cache may take {budget} bytes ({origin}); the states of max_num_seqs = {config.max_num_seqs} requests "
         f"and the rows of one request of {required_len} tokens need {total}: {', or '.join(remedies)}"
-    )
-
-
-def check_streamed(config: EngineConfig, model: ModelConfig, available_bytes: int) -> None:
-    """CapacityError where the weights that stay in memory and the cache of experts exceed `available_bytes`."""
-    if config.expert_cache_bytes is None:
-        return
-    resident = account(model, is_quantised=config.dense_weights != STORED).resident_bytes
-    if resident + config.expert_cache_bytes <= available_bytes:
-        return
-    room, floor = available_bytes - resident, expert_floor_bytes(model)
-    remedies = [f"lower expert_cache_bytes to at most {room}"] if room >= floor else []
-    if config.dense_weights == STORED:
-        room = available_bytes - account(model, is_quantised=True).resident_bytes
-        if room >= config.expert_cache_bytes:
-            remedies.append("set dense_weights to int8")
-        elif room >= floor:
-            remedies.append(f"set dense_weights to int8 and expert_cache_bytes to at most {room}")
-    remedies = remedies or [f"free memory until there are {resident + config.expert_cache_bytes}"]
-    raise CapacityError(
-        f"weights outside the routed experts take {resident} bytes and expert_cache_bytes is "
-        f"{config.expert_cache_bytes}, but {available_bytes} are free: {', or '.join(remedies)}"
-    )
-
-
-def describe_weights(config: EngineConfig, model: ModelConfig, available_bytes: int) -> str:
-    """What the weights will take, for the log before they are read."""
-    totals = account(model, is_quantised=config.dense_weights != STORED)
-    free = f"{available_bytes / 2**30:.2f} GiB are free for this process"
-    if config.expert_cache_bytes is not None:
-        return (
-            f"weights outside the routed experts take {totals.resident_bytes / 2**30:.2f} GiB, the expert cache "
-            f"{config.expert_cache_bytes / 2**30:.2f} GiB; {free}"
-        )
-    made = totals.converted_bytes if config.dense_weights != STORED else 0
-    return (
-        f"weights take {totals.total_size / 2**30:.2f} GiB, of which {made / 2**30:.2f} GiB are converted into memory "
-        f"and the rest stays mapped from the files; {free}"
-    )
-
-
-def describe_cache(plan: CachePlan, available_bytes: int) -> str:
-    """What the cache will take, for the log before it is allocated."""
-    rows, states = plan.num_blocks * plan.block_bytes, plan.num_slots * plan.slot_bytes
-    return (
-        f"the cache takes {rows / 2**30:.2f} GiB for {plan.num_blocks * plan.block_size} tokens and "
-        f"{states / 2**30:.2f} GiB for {plan.num_slots} states; {available_bytes / 2**30:.2f} GiB are free"
     )

@@ -73,6 +73,11 @@ class ModelAccount:
         return self.total_size - self.parts[Part.EXPERTS].bytes
 
     @property
+    def expert_parameters(self) -> int:
+        """Entries of all routed experts."""
+        return self.parts[Part.EXPERTS].parameters
+
+    @property
     def parameters_total(self) -> int:
         """Text parameters; vision is apart."""
         return sum(part.parameters for part in self._text())
@@ -94,7 +99,7 @@ class ModelAccount:
     @property
     def float32_copy_bytes(self) -> int:
         """Bytes of all weights but packed experts in float32: what a model that must widen them takes at most."""
-        return 4 * (self.parameters_total - self.parts[Part.EXPERTS].parameters)
+        return 4 * (self.parameters_total - self.expert_parameters)
 
     def _text(self) -> Iterable[PartAccount]:
         return (account for part, account in self.parts.items() if part not in VISION_PARTS)
@@ -189,6 +194,21 @@ def conv_state_bytes(config: ModelConfig, itemsize: int = 2) -> int:
 def state_bytes_per_sequence(config: ModelConfig, recurrent_itemsize: int = 4, conv_itemsize: int = 2) -> int:
     """Bytes that a sequence holds whatever its length (default: float32 state, bfloat16 convolution)."""
     return recurrent_state_bytes(config, recurrent_itemsize) + conv_state_bytes(config, conv_itemsize)
+
+
+def step_workspace_bytes(config: ModelConfig, num_tokens: int, num_logits: int, itemsize: int = 2) -> int:
+    """Memory that one pass over `num_tokens` tokens takes beside weights and cache, rather more than less.
+
+    Of each token: what the chosen experts make, in float32; the inputs and outputs of a mixer; the streams of the
+    attention residuals. Of each of `num_logits` rows: the logits, and what sampling makes of them in float32.
+    """
+    moe, mla, hidden = config.moe, config.mla, config.hidden_size
+    experts = 4 * moe.num_experts_per_token * (moe.moe_intermediate_size + moe.routed_expert_hidden_size)
+    mixer = max(config.kda.projection_size, mla.num_heads * mla.qk_head_dim)
+    wide = max(config.intermediate_size, moe.shared_intermediate_size)
+    streams = 8 + -(-config.num_hidden_layers // config.attn_res_block_size)
+    each = experts + itemsize * (6 * mixer + 3 * wide + streams * hidden)
+    return num_tokens * each + num_logits * config.vocab_size * (itemsize + 3 * 4)
 
 
 def record_bytes_per_token(config: ModelConfig, itemsize: int = 2) -> int:

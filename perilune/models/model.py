@@ -111,17 +111,11 @@ class KimiModel(nn.Module):
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
         """What a sequence keeps between passes."""
-        config = self.config
-        num_kda, num_mla = len(config.kda_layers), len(config.full_attn_layers)
-        groups = (*mla.cache_groups(config.mla, num_mla, self.row_values),) if num_mla else ()
-        if config.indexer is not None and num_mla:
-            groups = (*groups, *dsa.cache_groups(config.indexer, num_mla, self.key_values))
-        return (*groups, *kda.cache_groups(config.kda, num_kda)) if num_kda else groups
+        return cache_groups(self.config, self.row_values, self.key_values)
 
     def record_groups(self) -> tuple[CacheGroupSpec, ...]:
         """What each token that may be taken back leaves until it is committed, as seats of one token."""
-        num_kda = len(self.config.kda_layers)
-        return kda.record_groups(self.config.kda, num_kda) if num_kda else ()
+        return record_groups(self.config)
 
     def commit(
         self,
@@ -138,6 +132,23 @@ class KimiModel(nn.Module):
         """
         if self.config.kda_layers:
             kda.commit(cache, records, state_slots, cu_seqlens, counts)
+
+
+def cache_groups(
+    config: ModelConfig, row_values: torch.dtype | None, key_values: torch.dtype | None
+) -> tuple[CacheGroupSpec, ...]:
+    """What a sequence of such a model keeps between passes; `row_values` and `key_values` as in `build_model`."""
+    num_kda, num_mla = len(config.kda_layers), len(config.full_attn_layers)
+    groups = (*mla.cache_groups(config.mla, num_mla, row_values),) if num_mla else ()
+    if config.indexer is not None and num_mla:
+        groups = (*groups, *dsa.cache_groups(config.indexer, num_mla, key_values))
+    return (*groups, *kda.cache_groups(config.kda, num_kda)) if num_kda else groups
+
+
+def record_groups(config: ModelConfig) -> tuple[CacheGroupSpec, ...]:
+    """What each token of such a model that may be taken back leaves until it is committed, as seats of one token."""
+    num_kda = len(config.kda_layers)
+    return kda.record_groups(config.kda, num_kda) if num_kda else ()
 
 
 def trainable_model(config: ModelConfig, eps: NormEps) -> KimiModel:

@@ -142,7 +142,9 @@ def test_a_checkpoint_is_served_from_start_to_stop(served):
     assert served.process.wait(DEADLINE_S) == 0
     lines = [json.loads(line) for line in served.process.stderr.read().splitlines()]
     assert {line["level"] for line in lines} == {"info"}
-    assert all(line["request_id"] for line in lines[2:]), "behind the two of the start, what memory is taken"
+    own = [line["message"] for line in lines if not line["request_id"]]
+    assert own[0].startswith("start-up plan: ")
+    assert all(message.startswith("  ") for message in own[1:]), "the parts of the plan"
 
 
 def test_a_taken_port_is_known_before_a_model_is_loaded(tmp_path):

@@ -35,6 +35,11 @@ def test_by_default_the_cache_takes_a_share_of_what_is_free():
     assert found.total_bytes <= available * DEFAULT_SHARE < found.total_bytes + found.block_bytes
 
 
+def test_one_request_may_take_more_than_the_share():
+    least = 16 * 1024 + 16 * 400
+    assert plan(available_bytes=least).total_bytes == least
+
+
 def test_cache_bytes_is_a_budget_for_blocks_and_states_together():
     found = plan(cache_bytes=400_000)
     assert found.total_bytes <= 400_000 < found.total_bytes + found.block_bytes
@@ -87,8 +92,8 @@ def test_too_small_a_budget_is_refused_with_true_remedies(settings):
 
 def test_no_remedy_is_offered_that_does_not_help():
     with pytest.raises(CapacityError) as caught:
-        plan(available_bytes=40_000)
-    assert "25% share of the free memory" in str(caught.value)
+        plan(available_bytes=16_400)
+    assert "the cache may take 16400 bytes (of the free memory)" in str(caught.value)
     assert "max_num_seqs to at most" not in str(caught.value)
 
 

@@ -13,11 +13,10 @@ from perilune.config.engine import EngineConfig
 from perilune.config.parse import load_model_config
 from perilune.config.presets import preset_config
 from perilune.engine.build import assemble_engine, load_model
-from perilune.engine.memory import check_streamed
 from perilune.engine.request import FinishReason, GenerateRequest
 from perilune.engine.steps.replay import _Step
 from perilune.errors import CapacityError
-from perilune.models.accounting import account, expert_floor_bytes, expert_slot_bytes
+from perilune.models.accounting import expert_floor_bytes, expert_slot_bytes
 from perilune.ops import _native
 from perilune.sampling.params import SamplingParams
 
@@ -144,25 +143,6 @@ def test_less_than_one_layer_of_one_token_is_refused_with_what_would_do(checkpoi
     assert model.stream is None or model.stream.num_bytes in (0, floor)
 
 
-def test_what_exceeds_the_memory_there_is_is_refused_with_what_would_fit(checkpoint):
-    model = load_model_config(checkpoint)
-    stored, packed = (account(model, is_quantised=quantised).resident_bytes for quantised in (False, True))
-    floor = expert_floor_bytes(model)
-    config, short = settings(expert_cache_bytes=2 * floor), stored + 2 * floor - 1
-    check_streamed(config, model, short + 1)
-    most = f"lower expert_cache_bytes to at most {2 * floor - 1}, or set dense_weights to int8$"
-    with pytest.raises(CapacityError, match=most):
-        check_streamed(config, model, short)
-    check_streamed(settings(expert_cache_bytes=2 * floor - 1), model, short)
-    check_streamed(settings(expert_cache_bytes=2 * floor, dense_weights="int8"), model, short)
-    both = f"free: set dense_weights to int8 and expert_cache_bytes to at most {floor}$"
-    with pytest.raises(CapacityError, match=both):
-        check_streamed(config, model, packed + floor)
-    check_streamed(settings(expert_cache_bytes=floor, dense_weights="int8"), model, packed + floor)
-    with pytest.raises(CapacityError, match=f"free: free memory until there are {stored + 2 * floor}$"):
-        check_streamed(config, model, packed + floor - 1)
-
-
 _MEASURED = """
 import sys
 from pathlib import Path
@@ -207,17 +187,3 @@ def test_pages_of_the_file_are_not_cached_twice(checkpoint):
     assert stream is not None
     assert stream.is_direct or os.statvfs(checkpoint).f_type == 0x01021994
     assert torch.equal(stream.table(0)[3].w1_packed, stream.table(0)[3].w1_packed)
-
-
-def test_the_log_says_what_weights_and_cache_take_before_they_do(checkpoint, caplog, monkeypatch):
-    monkeypatch.setattr("perilune.engine.build.available_memory_bytes", lambda: 3 * 2**30)
-    caplog.set_level("INFO", "perilune.engine.build")
-    config = settings(expert_cache_bytes=2**29)
-    assemble_engine(load_model(checkpoint, config), None, config)
-    weights, cache = caplog.messages
-    resident = account(load_model_config(checkpoint)).resident_bytes / 2**30
-    assert weights.startswith(
-        f"weights outside the routed experts take {resident:.2f} GiB, the expert cache 0.50 GiB; 3.00"
-    )
-    assert "for 1200 tokens and" in cache
-    assert cache.endswith("3.00 GiB are free")

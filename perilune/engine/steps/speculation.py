@@ -15,6 +15,11 @@ from perilune.speculative.policy import DraftPolicy
 from perilune.speculative.verify import accept_block, accept_tokens
 
 
+def num_verified_rows(config: EngineConfig, num_drafts: int) -> int:
+    """Most tokens of one step that may be taken back."""
+    return min(config.max_num_seqs * (1 + num_drafts), config.max_num_batched_tokens)
+
+
 class Speculation:
     """The plan of an engine's guessing. `draft` is None for copies of the text; `dtype` is the compute dtype's name."""
 
@@ -22,7 +27,7 @@ class Speculation:
         self.model, self.draft, self._config, self._dtype = model, draft, config, dtype
         trained = None if draft is None else draft.config.num_trained_drafts
         self.num_drafts = config.num_drafts or trained or NGRAM_DRAFTS
-        self._num_rows = min(config.max_num_seqs * (1 + self.num_drafts), config.max_num_batched_tokens)
+        self._num_rows = num_verified_rows(config, self.num_drafts)
 
     @staticmethod
     def of(model: KimiModel, draft: DraftModel | None, config: EngineConfig, dtype: str) -> "Speculation | None":
