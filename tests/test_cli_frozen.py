@@ -80,6 +80,7 @@ OPTIONS = {
         *["--threads", "--tokens"],
     ],
     "perilune verify": [],
+    "perilune verify quality": ["CHECKPOINT", "--json", "--questions", "--setting", "--skill"],
     "perilune verify ops": ["--backend", "--json", "--op"],
     "perilune verify logits": [
         "CHECKPOINT",

@@ -3,6 +3,8 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,6 +85,48 @@ def ops(
     typer.echo(json.dumps(ops_report(report)) if as_json else render_ops(report))
     if report.failed:
         raise typer.Exit(1)
+
+
+@app.command("quality")
+def quality(
+    checkpoint: options.Checkpoint = None,
+    setting: Annotated[
+        list[str] | None, typer.Option(help="This setting beside the baseline; may be given again.")
+    ] = None,
+    skill: Annotated[list[str] | None, typer.Option(help="This skill alone; may be given again.")] = None,
+    questions: Annotated[int | None, typer.Option(help="Most questions of each skill; all by default.", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Ask held-out questions through a server in every setting and print the share of exact answers.
+
+    Exit code 1 when a setting costs more than a point against bfloat16 without a cache.
+    """
+    from tqdm import tqdm
+
+    from perilune.config.engine import DEMO_CHECKPOINT
+    from perilune.verify.quality.questions import load_questions
+    from perilune.verify.quality.report import as_values, render
+    from perilune.verify.quality.run import losses, measure
+    from perilune.verify.quality.settings import chosen_settings
+
+    directory = checkpoint or DEMO_CHECKPOINT
+    asked = load_questions(skill or (), questions)
+    settings = chosen_settings(setting or (), directory)
+    total = len(settings) * sum(map(len, asked.values()))
+    with tqdm(total=total, unit="answer", disable=None, leave=False) as bar:
+        results = list(measure([str(directory)], asked, settings, _served, bar.update))
+    typer.echo(json.dumps(as_values(results)) if as_json else render(results))
+    if losses(results):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _served(arguments: Sequence[str]) -> Iterator[str]:
+    """The address of a server of our own."""
+    from perilune.bench.serve.own_server import own_server
+
+    with own_server(arguments) as server:
+        yield server.url
 
 
 def ops_report(report: "OpsReport") -> dict[str, Any]:
