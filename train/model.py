@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from perilune.config.model import IndexerConfig, KDAConfig, MLAConfig, ModelConfig, MoEConfig, NormEps
+from perilune.config.model import IndexerConfig, KDAConfig, MLAConfig, ModelConfig, MoEConfig, NormEps, VisionConfig
 from perilune.models.model import KimiModel, trainable_model
+from perilune.text.special import NUM_SPECIAL_SLOTS
 
 VOCAB_SIZE = 2048
 # Ids follow the tokenizer's rule: number of ranks + (Kimi's id - 163584).
@@ -89,3 +90,32 @@ def _initialise(name: str, parameter: torch.Tensor) -> None:
         parameter.normal_(0.0, 1.0 / math.sqrt(parameter.shape[-1]))
         if kind in ("o_proj", "down_proj", "routed_expert_up_proj"):
             parameter.mul_(0.3)
+
+
+def skilled_config(num_ranks: int) -> ModelConfig:
+    """The demo with eyes, room for 8,192 tokens of text, and another number of ranks."""
+    demo = demo_config()
+    return replace(
+        demo,
+        vocab_size=num_ranks + NUM_SPECIAL_SLOTS,
+        bos_token_id=num_ranks,
+        eos_token_id=num_ranks + 2,
+        pad_token_id=num_ranks + NUM_SPECIAL_SLOTS - 1,
+        media_placeholder_token_id=num_ranks + 21,
+        max_position_embeddings=10240,
+        vision=VisionConfig(
+            vt_hidden_size=128,
+            vt_intermediate_size=384,
+            vt_num_attention_heads=4,
+            vt_num_hidden_layers=3,
+            qkv_hidden_size=128,
+            mm_hidden_size=128,
+            text_hidden_size=demo.hidden_size,
+            patch_size=14,
+            init_pos_emb_height=4,
+            init_pos_emb_width=16,
+            init_pos_emb_time=4,
+            merge_kernel_size=(2, 2),
+            projector_ln_eps=1e-5,
+        ),
+    )

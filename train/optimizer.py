@@ -5,6 +5,7 @@ a Newton-Schulz iteration, so that every direction of a matrix learns at the sam
 """
 
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -60,14 +61,23 @@ class Muon(torch.optim.Optimizer):
             parameter.add_(update.view_as(parameter), alpha=-group["lr"])
 
 
+# Matrices that Muon is not made for: tables, filters, and maps to a few numbers.
+_NOT_HIDDEN = ("embed_tokens", "lm_head", "conv1d", "res_proj", "gate.weight", "weights_proj", "pos_emb")
+
+
 def optimizers(model: nn.Module, matrix_lr: float, other_lr: float, weight_decay: float) -> list[torch.optim.Optimizer]:
     """Muon for the hidden matrices, AdamW for embeddings, logits, router, norms, convolutions and biases."""
+    return optimizers_of(model.named_parameters(), matrix_lr, other_lr, weight_decay)
+
+
+def optimizers_of(
+    named: Iterable[tuple[str, nn.Parameter]], matrix_lr: float, other_lr: float, weight_decay: float
+) -> list[torch.optim.Optimizer]:
+    """The same for some of a model's parameters."""
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        is_hidden = parameter.dim() >= 2 and not any(
-            word in name for word in ("embed_tokens", "lm_head", "conv1d", "res_proj", "gate.weight", "weights_proj")
-        )
+    for name, parameter in named:
+        is_hidden = parameter.dim() >= 2 and not any(word in name for word in _NOT_HIDDEN)
         (matrices if is_hidden else others).append(parameter)
     return [
         Muon(matrices, matrix_lr, weight_decay=weight_decay),

@@ -9,7 +9,7 @@ import base64
 import itertools
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import regex
@@ -39,11 +39,19 @@ def count_pieces(texts: Iterable[str]) -> Counter[str]:
     return counts
 
 
-class Merger:
-    """Joins the most frequent neighbours of the pieces, step by step; ties go to the smaller bytes."""
+def single_bytes(piece: str) -> list[bytes]:
+    """The bytes of a piece, each alone."""
+    return [bytes([b]) for b in piece.encode()]
 
-    def __init__(self, pieces: Mapping[str, int]) -> None:
-        self._words = [([bytes([b]) for b in piece.encode()], count) for piece, count in pieces.items()]
+
+class Merger:
+    """Joins the most frequent neighbours of the pieces, step by step; ties go to the smaller bytes.
+
+    `cut` says what a piece consists of in the beginning.
+    """
+
+    def __init__(self, pieces: Mapping[str, int], cut: Callable[[str], Sequence[bytes]] = single_bytes) -> None:
+        self._words = [(list(cut(piece)), count) for piece, count in pieces.items()]
         self._counts: Counter[Pair] = Counter()
         self._words_of: defaultdict[Pair, set[int]] = defaultdict(set)
         for index in range(len(self._words)):
