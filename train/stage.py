@@ -3,27 +3,28 @@
 The same command resumes it. Stages, in their order: text, pictures, experts, indexer; each goes on from the one before
 it in the same directory, or from the checkpoint that `--start` names. Progress goes to a bar, losses and exact answers
 to `<out>/<stage>.jsonl`, weights every two minutes to `<out>/<stage>.pt`. The draft has a command of its own
-(`train/draft.py`), the checkpoint is written by `train/export.py`.
+(`train/draft.py`), the checkpoint is written by `train/export.py`, the curves are drawn by `train/curve.py`.
 """
 
 import argparse
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from perilune.checkpoint.names import VISION_PREFIX
+from perilune.models.dsa import Indexer
 from perilune.models.model import KimiModel
 from perilune.models.moe import TrainableExperts
 from perilune.text.tokenizer import Tokenizer
 from train.dictionary import DATA_DIR
 from train.fusion import fuse_ops
 from train.indexer import IndexerTeacher
-from train.model import skilled_config
+from train.model import INDEX_TOPK, skilled_config
 from train.optimizer import optimizers_of
 from train.run import RouterBalance, _save
 from train.skills.exactness import held_out_exactness
@@ -56,7 +57,7 @@ class Stage:
 
 STAGES: Mapping[str, Stage] = {
     "text": Stage(
-        {"chat": 0.28, "talk": 0.02, "tools": 0.25, "json": 0.2, "recall": 0.25},
+        {"chat": 0.24, "talk": 0.02, "tools": 0.3, "json": 0.24, "recall": 0.2},
         rate=0.4,
         rounds_from=0.6,
     ),
@@ -128,6 +129,8 @@ class StageRun:
         for module in self.model.modules():
             if isinstance(module, TrainableExperts):
                 module.rounds_weights = self.progress >= self.stage.rounds_from
+            elif isinstance(module, Indexer) and self.progress >= self.stage.selects_from:
+                module.config = replace(module.config, topk=INDEX_TOPK)
         if self.progress >= self.stage.indexes_from and self.teacher is None:
             self.teacher = IndexerTeacher(self.model, NUM_INDEXED_SEQUENCES)
 
@@ -165,11 +168,13 @@ def train(name: str, out: Path, start: Path | None, minutes: float, seed: int) -
         last_save = last_probe = run.spent_s
         while run.progress < 1.0:
             began = time.monotonic()
-            losses = run.step(next(batches))
+            batch = next(batches)
+            losses = run.step(batch)
             run.spent_s += time.monotonic() - began
             bar.update(min(run.spent_s, run.budget_s) - bar.n)
             bar.set_postfix(step=run.num_steps, **{key: f"{loss:.3f}" for key, loss in losses.items()})
-            record = {"step": run.num_steps, "spent_s": run.spent_s, "tokens": run.num_tokens, **losses}
+            record: dict[str, object] = {"step": run.num_steps, "spent_s": run.spent_s, "tokens": run.num_tokens}
+            record |= {"kind": batch.kind, **losses}
             if run.spent_s - last_probe > PROBE_EVERY_S or run.progress >= 1.0:
                 record["exact"] = held_out_exactness(run.model, tokenizer)
                 last_probe = run.spent_s

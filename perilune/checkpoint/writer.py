@@ -62,7 +62,9 @@ def released_tensors(config: ModelConfig, parameters: Mapping[str, Tensor]) -> I
     """
     for name, family in tensor_table(config).released():
         if family.part is not Part.EXPERTS:
-            yield name, _find(parameters, parameter_name(name)).detach().to(TORCH_DTYPES[family.dtypes[0]])
+            # the model flattens the patch embedding's filters
+            tensor = _find(parameters, parameter_name(name)).detach().view(family.shape)
+            yield name, tensor.to(TORCH_DTYPES[family.dtypes[0]])
         elif name.endswith(".weight_packed"):
             base = name.removesuffix(".weight_packed")
             experts, expert, weight = parameter_name(base).rsplit(".", 2)

@@ -34,7 +34,7 @@ def _share(model: KimiModel, tokenizer: Tokenizer, skill: str, count: int) -> fl
         writer.row(dialogue, None)
         for dialogue in held_out_dialogues(skill, count, PROBE_SEED, tokenizer, num_tokens=RECALL_TOKENS)
     ]
-    batch = collate(rows, max(len(row.token_ids) for row in rows))
+    batch = collate(skill, rows, max(len(row.token_ids) for row in rows))
     best = model(forward_batch(model, batch)).argmax(-1).view_as(batch.token_ids)
     is_right = (best[:, :-1] == batch.token_ids[:, 1:]) | ~batch.loss_mask[:, 1:]
     return is_right.all(dim=1).float().mean().item()

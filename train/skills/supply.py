@@ -37,6 +37,7 @@ SKILLS = ("dictionary", "sums", "talk", SHORT_RECALL, "recall", "tools", "json",
 class SkillBatch:
     """Token ids and loss mask [B, L]; rows [I] of the B * L tokens are pictures with patches [P, 3, S, S] in grids."""
 
+    kind: str
     token_ids: Tensor
     loss_mask: Tensor
     image_rows: Tensor | None = None
@@ -133,9 +134,11 @@ class Batches:
         """One batch of a kind."""
         if name == "chat":
             chat = [self._chat.row(1.0) for _ in range(BATCH_TOKENS // CHAT_LENGTH)]
-            return self._collate([DialogueRow(row.token_ids, row.loss_mask) for row in chat], CHAT_LENGTH)
+            rows = [DialogueRow(row.token_ids, row.loss_mask) for row in chat]
+            return self._collate(name, rows, CHAT_LENGTH)
         kind = KINDS[name]
-        return self._collate([self._row(kind) for _ in range(max(1, BATCH_TOKENS // kind.length))], kind.length)
+        rows = [self._row(kind) for _ in range(max(1, BATCH_TOKENS // kind.length))]
+        return self._collate(name, rows, kind.length)
 
     def _row(self, kind: Kind) -> DialogueRow:
         while True:
@@ -156,7 +159,7 @@ class Collator:
         self._pad_id = tokenizer.special_ids[PAD]
         self._media = media or MediaConfig()
 
-    def __call__(self, rows: Sequence[DialogueRow], length: int) -> SkillBatch:
+    def __call__(self, kind: str, rows: Sequence[DialogueRow], length: int) -> SkillBatch:
         """Rows padded to `length`."""
         ids = np.full((len(rows), length), self._pad_id, dtype=np.int64)
         mask = np.zeros((len(rows), length), dtype=np.bool_)
@@ -166,8 +169,8 @@ class Collator:
         images = [(index * length + image.start, image) for index, row in enumerate(rows) for image in row.images]
         token_ids, loss_mask = torch.from_numpy(ids), torch.from_numpy(mask)
         if not images:
-            return SkillBatch(token_ids, loss_mask)
-        return SkillBatch(token_ids, loss_mask, *self._pictures(images))
+            return SkillBatch(kind, token_ids, loss_mask)
+        return SkillBatch(kind, token_ids, loss_mask, *self._pictures(images))
 
     def _pictures(
         self, images: Sequence[tuple[int, ImageInput]]
