@@ -33,6 +33,7 @@ struct Calls {
   Recorded<LayerNormArgs> layer_norm{"layer_norm", &Kernels::layer_norm};
   Recorded<EmbedArgs> embed_rows{"embed_rows", &Kernels::embed_rows};
   Recorded<StoreArgs> store_rows{"store_rows", &Kernels::store_rows};
+  Recorded<AppendArgs> append_rows{"append_rows", &Kernels::append_rows};
   Recorded<StorePackedArgs> store_packed_rows{"store_packed_rows", &Kernels::store_packed_rows};
   Recorded<PairArgs> add_rows{"add_rows", &Kernels::add_rows};
   Recorded<PairArgs> gate_rows{"gate_rows", &Kernels::gate_rows};
@@ -198,6 +199,12 @@ void store_rows(Address x, int type, Int tokens, Int columns, Address slots, Add
                 Int num_rows) {
   kernels().store_rows({from(x), type_of(type), tokens, columns, from<int64_t>(slots), at(pool), type_of(pool_type),
                         num_rows});
+}
+
+void append_rows(Address x, int type, Int tokens, Int columns, Address end, Address pool, int pool_type,
+                 Int num_rows) {
+  kernels().append_rows({from(x), type_of(type), tokens, columns, at<int64_t>(end), at(pool), type_of(pool_type),
+                         num_rows});
 }
 
 void store_packed_rows(Address x, int type, Int tokens, Int columns, Int scaled, Address slots, Address pool, int to,
@@ -373,6 +380,7 @@ NB_MODULE(_native, m) {
   m.def("layer_norm", layer_norm, free);
   m.def("embed_rows", embed_rows, free);
   m.def("store_rows", store_rows, free);
+  m.def("append_rows", append_rows, free);
   m.def("store_packed_rows", store_packed_rows, free);
   m.def("add_rows", pair<&Calls::add_rows>, free);
   m.def("gate_rows", pair<&Calls::gate_rows>, free);

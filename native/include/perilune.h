@@ -32,6 +32,7 @@ struct Kernels {
   void (*layer_norm)(const LayerNormArgs&);
   void (*embed_rows)(const EmbedArgs&);
   void (*store_rows)(const StoreArgs&);
+  void (*append_rows)(const AppendArgs&);
   void (*store_packed_rows)(const StorePackedArgs&);
   void (*add_rows)(const PairArgs&);
   void (*gate_rows)(const PairArgs&);

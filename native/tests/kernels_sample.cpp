@@ -13,7 +13,7 @@ static std::vector<int64_t> random_ids(int64_t count, int64_t below, std::mt1993
   return ids;
 }
 
-TEST(embed_rows_and_store_rows) {
+TEST(rows_embedded_stored_and_appended) {
   std::mt19937 random(11);
   for (Type from : kActivations)
     for (Type to : kActivations)
@@ -46,6 +46,17 @@ TEST(embed_rows_and_store_rows) {
                        return std::vector<Output>{output(own)};
                      },
                      {left});
+          left = numbers_of(pool);
+          for (int64_t i = 0; i < tokens * columns; ++i)
+            left[5 * columns + i] = rounded_to(to, number_of(from, x.data(), i));
+          check_laws("append_rows " + shown(from) + " " + shown(to), 1, 0.0,
+                     [&](const Kernels& kernels, int64_t, int64_t) {
+                       const Array own = pool.copy();
+                       int64_t end = 5;
+                       kernels.append_rows({x.data(), from, tokens, columns, &end, own.data(), to, num_rows});
+                       return std::vector<Output>{output(own), output(std::vector<int64_t>{end})};
+                     },
+                     {left, {static_cast<double>(5 + tokens)}});
         }
 }
 

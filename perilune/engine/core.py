@@ -56,6 +56,8 @@ class Runner(Protocol):
 
     def is_sound(self, slot: int) -> bool: ...
 
+    def settle(self) -> None: ...
+
 
 class Tiers(Protocol):
     """What the core needs of whatever carries the cache's contents to other memory and back."""
@@ -355,6 +357,7 @@ class EngineCore:
     def close(self, within_s: float) -> None:
         """Have what the cache and its tiers hold written to disk, where that is asked for; the core's last call."""
         if self._tiers is not None:
+            self._runner.settle()
             self._tiers.close(self._cache.snapshots(), within_s)
 
     def _take(self, sequence: ScheduledSequence, result: StepResult) -> _News:

@@ -5,6 +5,7 @@ from typing import Any
 
 _HOMES = {
     "add_rows": "rows",
+    "append_rows": "rows",
     "attn_res_mix": "attn_res",
     "dense_linear": "linear",
     "embed_rows": "rows",

@@ -84,9 +84,13 @@ class StepTimes:
 
     @staticmethod
     def measured(points: Sequence[tuple[int, float]]) -> "StepTimes":
-        """From (rows, seconds); more rows never cost less, so what noise says otherwise is raised."""
+        """From (rows, seconds), the fastest of equal rows; more rows never cost less: what noise says else is raised.
+
+        At least two numbers of rows.
+        """
         rows, seconds, most = [], [], 0.0
-        for count, value in sorted(points):
+        fastest = dict(sorted(points, reverse=True))
+        for count, value in sorted(fastest.items()):
             most = max(most, value)
             rows.append(count)
             seconds.append(most)

@@ -149,6 +149,16 @@ class DraftPolicy:
         self._credit = min(self._credit + _LOSS_SHARE, _MOST_CREDIT)
         return True
 
+    @property
+    def wants_time(self) -> bool:
+        """Whether what the resting step takes is to be told to `observe_rest`: the last of a rest is looked at."""
+        return self._num_resting == 0
+
+    def observe_rest(self, num_answers: int, seconds: float | None) -> None:
+        """Learn what a resting step took; None where prompts shared it."""
+        if seconds is not None:
+            self._learn(seconds, self._expected(num_answers, 0, 0), is_verifying=False)
+
     def lengths(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
         """How many drafts each of these answers should verify, at most `most` of each and `budget` in all."""
         self._is_trial, self._num_right = False, 0

@@ -40,6 +40,9 @@ class IdleRunner:
     def erase_blocks(self, block_ids):
         pass
 
+    def settle(self):
+        pass
+
     def is_sound(self, slot):
         return True
 

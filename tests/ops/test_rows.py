@@ -24,6 +24,14 @@ def test_stored_rows_replace_those_of_their_slots_and_no_others(op_name, case):
     assert torch.equal(pool.view(-1, width), expected)
 
 
+@cases("append_rows")
+def test_appended_rows_come_behind_those_that_are_there(op_name, case):
+    given = make_arguments(op_name, case)
+    _, (pool, end, rows) = call(op_name, given)
+    assert torch.equal(pool, torch.cat((given[0][:1], rows.to(pool.dtype), given[0][-1:])))
+    assert end.tolist() == [1 + case.rows]
+
+
 @cases("add_rows", "gate_rows", "scale_rows", "swiglu")
 def test_row_ops_follow_their_formulas(op_name, case):
     x, other = make_arguments(op_name, case)
@@ -61,6 +69,15 @@ def test_a_slot_outside_the_pool_is_an_error(slot):
     pool = torch.zeros(2, 4, 16)
     with pytest.raises(IndexError):
         ops.store_rows(pool, torch.tensor([0, slot]), torch.ones(2, 16))
+
+
+@pytest.mark.parametrize("first", [-1, 3, 2**62])
+def test_rows_that_do_not_fit_are_an_error_and_nothing_is_written(first):
+    pool, end = torch.zeros(4, 16), torch.tensor([first])
+    with pytest.raises(IndexError):
+        ops.append_rows(pool, end, torch.ones(2, 16))
+    assert pool.count_nonzero() == 0
+    assert end.tolist() == [first]
 
 
 def test_a_pool_with_gaps_is_left_to_the_reference():

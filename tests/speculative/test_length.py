@@ -123,6 +123,6 @@ def test_a_text_that_becomes_predictable_is_drafted_again():
 
 
 def test_times_between_and_beyond_what_was_measured():
-    times = StepTimes.measured([(4, 0.5), (1, 1.0), (8, 3.0)])
+    times = StepTimes.measured([(4, 0.5), (8, 4.0), (1, 1.0), (8, 3.0), (8, 3.5)])
     assert times.seconds == (1.0, 1.0, 3.0)  # four rows cannot cost less than one
     assert [times.of(rows) for rows in (1, 2, 4, 6, 8, 10)] == [1.0, 1.0, 1.0, 2.0, 3.0, 4.0]

@@ -73,6 +73,17 @@ struct StoreArgs {
   int64_t num_rows;
 };
 
+// The rows of x [tokens, columns] become rows *end and on of pool [num_rows, columns]; *end grows by their number.
+struct AppendArgs {
+  const void* x;
+  Type type;
+  int64_t tokens, columns;
+  int64_t* end;
+  void* pool;
+  Type pool_type;
+  int64_t num_rows;
+};
+
 // Row slots[t] of a pool of packed rows (ops/packed_rows; `to` is f8, i8 or mxfp4) becomes row t of x [tokens, columns],
 // its first `scaled` columns quantised.
 struct StorePackedArgs {

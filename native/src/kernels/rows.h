@@ -62,6 +62,18 @@ inline void store_rows(const StoreArgs& args) {
   });
 }
 
+inline void append_rows(const AppendArgs& args) {
+  if (*args.end < 0 || args.tokens > args.num_rows - *args.end)
+    throw std::out_of_range("append_rows: the pool has no room for the rows");
+  with_elements(args.type, args.pool_type, [&](auto* e, auto* p) {
+    using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;
+    using P = std::remove_const_t<std::remove_pointer_t<decltype(p)>>;
+    convert_row(static_cast<const E*>(args.x), args.tokens * args.columns,
+                static_cast<P*>(args.pool) + *args.end * args.columns);
+  });
+  *args.end += args.tokens;
+}
+
 inline void add_rows(const PairArgs& args) {
   with_element(args.type, [&](auto* e) {
     using E = std::remove_const_t<std::remove_pointer_t<decltype(e)>>;

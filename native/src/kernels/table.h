@@ -36,6 +36,7 @@ const Kernels table = {
     /* layer_norm */ layer_norm,
     /* embed_rows */ embed_rows,
     /* store_rows */ store_rows,
+    /* append_rows */ append_rows,
     /* store_packed_rows */ store_packed_rows,
     /* add_rows */ add_rows,
     /* gate_rows */ gate_rows,

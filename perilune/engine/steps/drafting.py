@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from perilune.cache.storage import CacheStorage
-from perilune.engine.batch import ScheduledSequence
+from perilune.engine.batch import ScheduledBatch, ScheduledSequence
 from perilune.engine.request import Request
+from perilune.engine.steps.owed import OwedRows
 from perilune.engine.steps.tokens import DrawnRule, Judge
 from perilune.speculative.policy import DraftPolicy, DraftStats
 from perilune.speculative.verify import accept_tokens
@@ -45,7 +46,8 @@ class Proposer(Protocol):
 class Drafting:
     """Makes, hands over and takes back guesses; `policy` says how many. `records` holds a row per token to verify.
 
-    `judge` is for guesses that were drawn; others stay where plain sampling chooses them.
+    `judge` is for guesses that were drawn; others stay where plain sampling chooses them. `owed` puts off what plain
+    steps leave for the proposer; None where they leave nothing.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Drafting:
         records: CacheStorage,
         *,
         judge: Judge = accept_tokens,
+        owed: OwedRows | None = None,
     ):
         self._proposer = proposer
         self.policy = policy
@@ -68,6 +71,7 @@ class Drafting:
         self._chances: dict[str, tuple[float, ...]] = {}
         self._laws: dict[str, Tensor] = {}
         self._judge = judge
+        self._owed = owed
         self._num_answers = self._num_drafting = 0
         self._is_resting = False
         self._began_s = 0.0
@@ -92,6 +96,22 @@ class Drafting:
         self._verified, self._num_answers, self._num_drafting = [], 0, 0
         self._is_resting = self.policy.rests()
         return self._is_resting
+
+    def begin(self, batch: ScheduledBatch) -> None:
+        """To be called before anything of a step is done."""
+        if self._is_resting and self.policy.wants_time:
+            self._began_s, self._num_answers = time.perf_counter(), len(batch.sequences)
+            self._planned = batch.sequences
+        if self._owed is not None:
+            has_guesses = not self._is_resting and any(
+                item.most_drafts > 0 or item.num_drafts > 0 for item in batch.sequences
+            )
+            self._owed.begin(batch, has_guesses=has_guesses)
+
+    def settle(self) -> None:
+        """Has everything in the cache that was put off."""
+        if self._owed is not None:
+            self._owed.write()
 
     def lengths(self, requests: Sequence[Request], most: Sequence[int], budget: int) -> Sequence[int]:
         """How many guesses of each answer the next step should verify."""
@@ -136,7 +156,11 @@ class Drafting:
 
     def keep(self, taken: Mapping[str, Sequence[int]]) -> None:
         """Take over the step's guesses, given the tokens that each request took, and learn from it."""
+        if self._owed is not None:
+            self._owed.end()
         if self._is_resting:
+            if self._num_answers > 0:
+                self.policy.observe_rest(self._num_answers, self._step_seconds())
             return
         self.commit(taken)
         for sequence in self._verified:
@@ -166,12 +190,12 @@ class Drafting:
     def _observe_step(self) -> None:
         if self._num_answers == 0:
             return
-        seconds: float | None = time.perf_counter() - self._began_s
-        # prompts come last
-        if len(self._planned[-1].token_ids) > 1:
-            seconds = None
         num_verified = sum(sequence.num_drafts for sequence in self._verified)
-        self.policy.observe_step(self._num_answers, self._num_drafting, num_verified, seconds)
+        self.policy.observe_step(self._num_answers, self._num_drafting, num_verified, self._step_seconds())
+
+    def _step_seconds(self) -> float | None:
+        """What the step took; None where prompts shared it, which come last."""
+        return None if len(self._planned[-1].token_ids) > 1 else time.perf_counter() - self._began_s
 
     def _trim(self, proposals: Sequence[Proposal]) -> Sequence[Proposal]:
         """The proposals without what is not worth verifying, where the proposer knows their chances."""

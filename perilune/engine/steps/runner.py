@@ -71,6 +71,8 @@ class ModelRunner:
     def execute(self, batch: ScheduledBatch) -> StepResult:
         """Run one step: writes the cache of its sequences and chooses tokens for those that need one."""
         self._model.take_faults()  # of a step that raised
+        if self._drafting is not None:
+            self._drafting.begin(batch)
         self._carry(batch)
         if not batch.sequences:
             return StepResult()
@@ -102,12 +104,18 @@ class ModelRunner:
         if self._tiers is not None:
             self._tiers.start_loads()
 
+    def settle(self) -> None:
+        """Has all that steps wrote in the cache, for whoever reads it past the runner."""
+        if self._drafting is not None:
+            self._drafting.settle()
+
     def is_sound(self, slot: int) -> bool:
         """Whether the state in a slot may be kept for others."""
         return self._storage.is_finite(slot)
 
     def erase_blocks(self, block_ids: Sequence[int]) -> None:
         """Clear blocks that may hold values which are not finite, before others get them."""
+        self.settle()
         self._storage.zero_blocks(block_ids)
 
     def _forward_batch(

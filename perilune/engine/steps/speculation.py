@@ -6,6 +6,7 @@ from perilune.config.engine import BLOCK, MATCHING, NGRAM, NGRAM_DRAFTS, EngineC
 from perilune.engine.memory import CachePlan
 from perilune.engine.steps.costs import CostMeter
 from perilune.engine.steps.drafting import Drafting, Proposer
+from perilune.engine.steps.owed import OwedRows
 from perilune.engine.steps.proposers import DraftProposer, NgramProposer
 from perilune.engine.steps.runner import ModelRunner
 from perilune.models.draft.model import DraftModel
@@ -27,6 +28,7 @@ class Speculation:
         self.model, self.draft, self._config, self._dtype = model, draft, config, dtype
         trained = None if draft is None else draft.config.num_trained_drafts
         self.num_drafts = config.num_drafts or trained or NGRAM_DRAFTS
+        self._tapped = None if draft is None else TappedModel(model, draft)
         self._num_rows = num_verified_rows(config, self.num_drafts)
 
     @staticmethod
@@ -38,7 +40,7 @@ class Speculation:
     @property
     def served(self) -> KimiModel | TappedModel:
         """The model whose passes steps run."""
-        return self.model if self.draft is None else TappedModel(self.model, self.draft)
+        return self._tapped or self.model
 
     @property
     def record_bytes(self) -> int:
@@ -48,10 +50,12 @@ class Speculation:
     def drafting(self, storage: CacheStorage) -> Drafting:
         """The part that steps use, over the target's cache."""
         proposer: Proposer = NgramProposer()
+        owed = None
         draws = self._config.draft_rule != MATCHING
-        if self.draft is not None:
+        if self.draft is not None and self._tapped is not None:
             block_size = self._config.block_size
             proposer = DraftProposer(self.draft, storage.views, self.num_drafts, block_size, draws=draws)
+            owed = OwedRows(self._tapped, storage.views, block_size)
         # the chances of guesses that are drawn may not decide how many are verified
         gives_chances = self.draft is not None and self.draft.config.has_confidence_head and not draws
         policy = DraftPolicy(self.num_drafts, is_model=self.draft is not None, gives_chances=gives_chances)
@@ -59,7 +63,7 @@ class Speculation:
             self.model.record_groups(), num_blocks=0, block_size=1, num_slots=self._num_rows, dtype=self._dtype
         )
         judge = accept_block if self._config.draft_rule == BLOCK else accept_tokens
-        return Drafting(proposer, policy, self.model.commit, storage, records, judge=judge)
+        return Drafting(proposer, policy, self.model.commit, storage, records, judge=judge, owed=owed)
 
     def measure(self, runner: ModelRunner, drafting: Drafting, plan: CachePlan) -> None:
         """Has the policy know what steps cost, by running some over the cache, which nobody uses yet."""

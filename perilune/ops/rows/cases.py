@@ -52,6 +52,16 @@ def store_rows_arguments(case: RowCase, generator: torch.Generator) -> tuple[Ten
     return pool, slots, torch.randn(case.rows, case.width, generator=generator).to(case.dtype)
 
 
+def append_rows_arguments(case: RowCase, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that fill a pool but for one before and one behind them."""
+    pool = torch.randn(case.rows + 2, case.width, generator=generator).to(case.stored_dtype)
+    return (
+        pool,
+        torch.ones(1, dtype=torch.int64),
+        torch.randn(case.rows, case.width, generator=generator).to(case.dtype),
+    )
+
+
 def pair_arguments(case: RowCase, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The second reaches far into both tails of the sigmoid."""
     x, z = (scale * torch.randn(case.rows, case.width, generator=generator) for scale in (1, 10))
@@ -67,6 +77,7 @@ _NOT_CONVERTING = tuple(case for case in EXACT_CASES if not case.converts)
 TABLES = {
     "embed_rows": CaseTable(EXACT_CASES, embed_rows_arguments),
     "store_rows": CaseTable(EXACT_CASES, store_rows_arguments),
+    "append_rows": CaseTable(EXACT_CASES, append_rows_arguments),
     "add_rows": CaseTable(_NOT_CONVERTING, pair_arguments),
     "gate_rows": CaseTable(CASES, pair_arguments),
     "swiglu": CaseTable(CASES, pair_arguments),

@@ -30,6 +30,12 @@ def store_rows(pool: Tensor, slots: Tensor, rows: Tensor) -> None:
     core().store_rows(*source, address(pool), code(pool), pool.numel() // columns)
 
 
+def append_rows(pool: Tensor, end: Tensor, rows: Tensor) -> None:
+    """See the package's contract."""
+    rows = rows.contiguous()
+    core().append_rows(address(rows), code(rows), *rows.shape, address(end), address(pool), code(pool), pool.shape[0])
+
+
 def supports_store_rows(key: OpKey) -> str | None:
     """A pool in one piece; float32 and bfloat16."""
     _, is_contiguous = key.sizes

@@ -15,6 +15,15 @@ def store_rows(pool: Tensor, slots: Tensor, rows: Tensor) -> None:
     pool.view(-1, rows.shape[-1])[slots] = rows.to(pool.dtype)
 
 
+def append_rows(pool: Tensor, end: Tensor, rows: Tensor) -> None:
+    """pool [P, D] and end [1] change in place; rows [T, D]."""
+    first = int(end[0])
+    if not 0 <= first <= pool.shape[0] - rows.shape[0]:
+        raise IndexError(f"the pool has no room for {rows.shape[0]} rows behind {first} of its {pool.shape[0]}")
+    pool[first : first + rows.shape[0]] = rows.to(pool.dtype)
+    end += rows.shape[0]
+
+
 def add_rows(x: Tensor, z: Tensor) -> Tensor:
     """The sum, rounded once."""
     return x + z
