@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from statistics import median
+from statistics import median, quantiles
 from typing import Self
 
 
@@ -19,6 +19,12 @@ class Spread:
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
         return cls(median(values), min(values), max(values))
+
+    @classmethod
+    def quartiles(cls, values: Sequence[float]) -> Self:
+        """The median between the quartiles, for many values of which single ones are far off; at least two values."""
+        low, middle, high = quantiles(values, n=4, method="inclusive")
+        return cls(middle, low, high)
 
 
 def time_calls(

@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 FIRST_WAIT = 8
 TRIAL_LENGTH = 2
 # What drafting may lose, as a share of the time of plain steps, and the most that it may lose of what it won, in steps.
-_LOSS_SHARE = 0.015
+_LOSS_SHARE = 0.005
 _MOST_CREDIT = 16.0
 # so many steps at most go by before answers are looked at again
 _LONGEST_REST = 64

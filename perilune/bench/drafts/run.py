@@ -22,22 +22,26 @@ from perilune.text.tokenizer import Tokenizer
 # Answers before the first that counts, in which estimates settle and passes are recorded.
 WARM_UP_RUNS = 2
 RUNS = 7
+# Short ones are repeated for so long, or so often: their noise is far above what guesses may lose.
+LEAST_S, MOST_RUNS = 8.0, 101
 # groups of questions in a run
 QUESTIONS = 8
 
 
 @dataclass(frozen=True)
 class DraftRun:
-    """Answers of one kind of text, `batch` at once. Rates are tokens of all answers per second.
+    """Answers of one kind of text, `batch` at once. Rates are tokens of all answers per second, each a
+    median between quartiles.
 
-    `speed_up` is that of neighbouring runs. `acceptance` holds for each place the share of guesses that were right
-    among those behind right ones, None where none was verified; `mean_length` the tokens that an answer got from a step
-    which verified some for it, 0 where none did; `plain_steps` the share of steps that verified nothing;
+    `speed_up` is that of `num_pairs` pairs of runs. `acceptance` holds for each place the share of guesses that were
+    right among those behind right ones, None where none was verified; `mean_length` the tokens that an answer got from
+    a step which verified some for it, 0 where none did; `plain_steps` the share of steps that verified nothing;
     `num_differing` the answers that were not those without guesses, which never happens with the native core.
     """
 
     kind: str
     batch: int
+    num_pairs: int
     plain: Spread
     speculative: Spread
     speed_up: Spread
@@ -74,26 +78,34 @@ class DraftBench:
         return found
 
     def _run_kind(self, kind: str, batch: int) -> DraftRun:
-        before, plain, speculative, num_differing = None, list[float](), list[float](), 0
-        for number in range(WARM_UP_RUNS + RUNS):
-            if number == WARM_UP_RUNS:
-                before, plain, speculative = self._drafts, [], []
-            groups = self._groups(kind, batch, seed=number)
-            rate, answers = _rate(self._plain, groups)
-            plain.append(rate)
-            rate, guessed = _rate(self._speculative, groups)
-            speculative.append(rate)
-            num_differing += sum(answers[name] != guessed[name] for name in answers)
-        assert before is not None
+        num_differing = sum(self._pair(kind, batch, -1 - number)[1] for number in range(WARM_UP_RUNS))
+        before, began_s = self._drafts, time.perf_counter()
+        rates = list[tuple[float, float]]()
+        while len(rates) < RUNS or (len(rates) < MOST_RUNS and time.perf_counter() - began_s < LEAST_S):
+            pair, differing = self._pair(kind, batch, len(rates))
+            rates.append(pair)
+            num_differing += differing
+        plain, speculative = zip(*rates, strict=True)
         return DraftRun(
             kind,
             batch,
-            Spread.of(plain),
-            Spread.of(speculative),
-            Spread.of([fast / slow for fast, slow in zip(speculative, plain, strict=True)]),
+            len(rates),
+            Spread.quartiles(plain),
+            Spread.quartiles(speculative),
+            Spread.quartiles([fast / slow for slow, fast in rates]),
             *_shares(before, self._drafts),
             num_differing,
         )
+
+    def _pair(self, kind: str, batch: int, number: int) -> tuple[tuple[float, float], int]:
+        """Rates without and with guesses, either first by turns, and how many answers differ."""
+        groups = self._groups(kind, batch, seed=number)
+        cores = (self._plain, self._speculative)
+        if number % 2:
+            (guessing_rate, guessed), (rate, answers) = (_rate(core, groups) for core in reversed(cores))
+        else:
+            (rate, answers), (guessing_rate, guessed) = (_rate(core, groups) for core in cores)
+        return (rate, guessing_rate), sum(answers[name] != guessed[name] for name in answers)
 
     @property
     def _drafts(self) -> DraftStats:
@@ -149,13 +161,13 @@ def render(run: DraftRun) -> str:
     """One line of the table."""
     places = " ".join("-" if share is None else f"{share:.2f}" for share in run.acceptance)
     return (
-        f"{run.kind:<10}{run.batch:>5}{run.plain.median:>10.0f}{run.speculative.median:>10.0f}"
+        f"{run.kind:<10}{run.batch:>5}{run.num_pairs:>7}{run.plain.median:>10.0f}{run.speculative.median:>10.0f}"
         f"{f'{run.speed_up.median:.2f} ({run.speed_up.low:.2f}-{run.speed_up.high:.2f})':>20}"
         f"{run.mean_length:>8.2f}{run.plain_steps:>8.0%}{run.num_differing:>8}  {places}"
     )
 
 
 HEADER = (
-    f"{'text':<10}{'batch':>5}{'plain/s':>10}{'guess/s':>10}{'speed-up':>20}{'length':>8}{'plain':>8}{'differ':>8}"
+    f"{'text':<10}{'batch':>5}{'pairs':>7}{'plain/s':>10}{'guess/s':>10}{'speed-up':>20}{'length':>8}{'plain':>8}{'differ':>8}"
     "  by place"
 )
