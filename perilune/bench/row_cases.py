@@ -98,6 +98,7 @@ BUILDERS: dict[str, Builder] = {
     "store_packed_rows": store_packed_rows,
     "store_rows": _rows("store_rows", rows.store_rows_arguments),
     "append_rows": _rows("append_rows", rows.append_rows_arguments),
+    "join_rows": _rows("join_rows", rows.join_rows_arguments),
     "add_rows": _rows("add_rows", rows.pair_arguments),
     "gate_rows": _rows("gate_rows", rows.pair_arguments),
     "swiglu": _rows("swiglu", rows.pair_arguments),

@@ -87,7 +87,7 @@ class KimiDeltaAttention(nn.Module):
         if batch.verified is not None:
             own, place = _rows_of(batch.verified, given), self._place(batch, batch.verified)
             pieces.append(ops.kda_verify(*own, *self._weights(), *place, self._records(batch)))
-        y: Tensor = self.o_proj(pieces[0] if len(pieces) == 1 else torch.cat(pieces))
+        y: Tensor = self.o_proj(pieces[0] if len(pieces) == 1 else ops.join_rows(*pieces))
         return y
 
     def _weights(self) -> tuple[Tensor | float, ...]:

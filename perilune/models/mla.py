@@ -52,9 +52,9 @@ class MultiHeadLatentAttention(nn.Module):
         for part, selected in zip(batch.parts, selections, strict=True):
             attend = ops.mla_decode if part.is_decode else ops.mla_prefill
             place = (part.block_table, part.seq_lens, part.cu_seqlens)
-            pieces.append(attend(q[part.tokens], rows, *place, w_uk, w_uv, scale, selected))
-        o = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-        y: Tensor = self.o_proj(ops.gate_rows(o.flatten(1), gate))
+            pieces.append(attend(q[part.tokens], rows, *place, w_uk, w_uv, scale, selected).flatten(1))
+        o = pieces[0] if len(pieces) == 1 else ops.join_rows(*pieces)
+        y: Tensor = self.o_proj(ops.gate_rows(o, gate))
         return y
 
     def latent_rows(self, kv_a: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ _HOMES = {
     "gqa_attention": "gqa",
     "gqa_rows": "gqa",
     "indexer_topk": "indexer",
+    "join_rows": "rows",
     "kda_chunk": "kda",
     "kda_commit": "kda",
     "kda_decay": "kda",

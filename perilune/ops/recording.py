@@ -22,6 +22,7 @@ from perilune.ops import _native
 T = TypeVar("T")
 
 _aten = torch.ops.aten
+_num_recordings = 0
 _MAKES_EMPTY = frozenset((_aten.empty.memory_format, _aten.new_empty.default, _aten.empty_like.default))
 
 
@@ -103,6 +104,8 @@ def record(function: Callable[[], T], arena: Arena) -> Recording[T]:
     absence = _native.absence()
     if absence is not None:
         return Recording(function(), None, absence)
+    global _num_recordings
+    _num_recordings += 1
     program, watch = _native.core().Program(), _Watch(arena)
     program.begin()
     try:
@@ -111,6 +114,11 @@ def record(function: Callable[[], T], arena: Arena) -> Recording[T]:
     finally:
         program.end()
     return Recording(result, program if watch.refusal is None else None, watch.refusal)
+
+
+def num_recordings() -> int:
+    """How many passes this process has recorded so far, each of which took longer than the same pass otherwise."""
+    return _num_recordings
 
 
 def replay(program: Any) -> None:

@@ -137,3 +137,17 @@ def choose_lengths(
         if rate > best_rate:
             best_rate, best = rate, list(lengths)
     return best
+
+
+# Lengths that several requests verify together: steps of few shapes are replayed from recordings.
+_COMMON = (1, 3, 7, 15, 31)
+
+
+def alike(lengths: Sequence[int], limits: Sequence[int]) -> list[int]:
+    """Lengths of which those above 0 are all about their mean, but for what `limits` cut; a single one stays."""
+    chosen = [length for length in lengths if length > 0]
+    if len(chosen) < 2:
+        return list(lengths)
+    mean = sum(chosen) / len(chosen)
+    common = min(_COMMON, key=lambda length: (abs(length - mean), length))
+    return [min(common, limit) if length > 0 else 0 for length, limit in zip(lengths, limits, strict=True)]

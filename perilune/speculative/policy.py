@@ -10,7 +10,7 @@ from itertools import accumulate
 from operator import mul
 from weakref import WeakKeyDictionary
 
-from perilune.speculative.length import Acceptance, StepTimes, choose_lengths
+from perilune.speculative.length import Acceptance, StepTimes, alike, choose_lengths
 
 _LOG = logging.getLogger(__name__)
 
@@ -279,9 +279,11 @@ class DraftPolicy:
 
     def _choose(self, survivals: Sequence[Sequence[float]], draft_seconds: float, budget: int) -> list[int]:
         plain_seconds = self.costs.plain.of(len(survivals)) * self._factors[False] / self._factors[True]
-        return choose_lengths(
+        chosen = choose_lengths(
             survivals, self.costs.verifying, draft_seconds, plain_seconds=plain_seconds, most_drafts=budget
         )
+        made = alike(chosen, list(map(len, survivals)))
+        return made if sum(made) <= budget else chosen
 
     def _idle(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
         """No lengths, but now and then a trial of the answer whose last one is longest ago: nothing else would ever

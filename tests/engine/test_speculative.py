@@ -13,6 +13,7 @@ from perilune.engine.batch import StepResult
 from perilune.engine.build import assemble_engine, build_engine, load_model
 from perilune.engine.request import FinishReason, GenerateRequest
 from perilune.engine.steps.draft_model import open_draft
+from perilune.engine.steps.drafting import Proposal
 from perilune.errors import CheckpointError, ConfigError
 from perilune.grammar.answer import json_body, regex_body, text_grammar
 from perilune.ops import _native
@@ -380,6 +381,21 @@ def test_greedy_answers_are_the_same_under_every_rule(goldens_dir, rule):
     core = always_guess(assemble_engine(model, None, settings, draft=draft))
     found = answers(core, [*greedy, *(replace(item, request_id=f"{item.request_id} drawn") for item in drawn)])
     assert_same(expected, {name: found[name] for name in expected})
+
+
+@pytest.mark.skipif(not IS_EXACT, reason="without the native core nothing is replayed")
+def test_steps_that_decode_and_verify_are_replayed(model):
+    messages = requests(model.config.vocab_size, logprobs=None)
+    core = guessing_core(model, plain(model, messages), lies=0.0)
+    proposer = core._drafting._proposer
+    propose = proposer.propose
+    # guesses for every other answer, always as many
+    proposer.propose = lambda sequences: [
+        found if index % 2 else Proposal(found.token_ids[:0]) for index, found in enumerate(propose(sequences))
+    ]
+    run(core, messages)
+    mixed = [key for key in core._runner._replayed._steps if min(key.num_tokens) == 1 < max(key.num_tokens)]
+    assert mixed
 
 
 def test_a_step_that_only_moves_what_is_cached_knows_nothing_of_guesses_before_it(model):

@@ -32,6 +32,14 @@ def test_appended_rows_come_behind_those_that_are_there(op_name, case):
     assert end.tolist() == [1 + case.rows]
 
 
+@cases("join_rows")
+def test_joined_rows_are_those_of_the_parts_in_order(op_name, case):
+    given = make_arguments(op_name, case)
+    y, _ = call(op_name, given)
+    assert y.dtype is case.dtype
+    assert y.tolist() == [row for part in given for row in part.tolist()]
+
+
 @cases("add_rows", "gate_rows", "scale_rows", "swiglu")
 def test_row_ops_follow_their_formulas(op_name, case):
     x, other = make_arguments(op_name, case)

@@ -3,7 +3,7 @@ from itertools import product
 
 import pytest
 
-from perilune.speculative.length import Acceptance, StepTimes, choose_lengths
+from perilune.speculative.length import Acceptance, StepTimes, alike, choose_lengths
 
 FLAT = StepTimes((1, 64), (1.0, 1.0))  # memory-bound: rows cost nothing
 STEEP = StepTimes((1, 64), (1.0, 64.0))  # compute-bound: a row costs a row
@@ -126,3 +126,13 @@ def test_times_between_and_beyond_what_was_measured():
     times = StepTimes.measured([(4, 0.5), (8, 4.0), (1, 1.0), (8, 3.0), (8, 3.5)])
     assert times.seconds == (1.0, 1.0, 3.0)  # four rows cannot cost less than one
     assert [times.of(rows) for rows in (1, 2, 4, 6, 8, 10)] == [1.0, 1.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_several_answers_verify_alike_and_a_single_one_what_pays():
+    assert alike([0, 5, 0], [7, 7, 7]) == [0, 5, 0]
+    assert alike([4, 0, 4, 4], [7, 7, 7, 7]) == [3, 0, 3, 3]
+    assert alike([7, 6, 7], [7, 7, 7]) == [7, 7, 7]
+    assert alike([1, 2, 0], [7, 7, 7]) == [1, 1, 0]
+    assert alike([6, 6], [7, 5]) == [7, 5]
+    assert alike([7, 7, 4], [7, 7, 4]) == [7, 7, 4]
+    assert alike([0, 0], [7, 7]) == [0, 0]

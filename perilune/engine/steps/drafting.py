@@ -14,6 +14,7 @@ from perilune.engine.batch import ScheduledBatch, ScheduledSequence
 from perilune.engine.request import Request
 from perilune.engine.steps.owed import OwedRows
 from perilune.engine.steps.tokens import DrawnRule, Judge
+from perilune.ops.recording import num_recordings
 from perilune.speculative.policy import DraftPolicy, DraftStats
 from perilune.speculative.verify import accept_tokens
 
@@ -74,7 +75,7 @@ class Drafting:
         self._owed = owed
         self._num_answers = self._num_drafting = 0
         self._is_resting = False
-        self._began_s = 0.0
+        self._began_s, self._num_recordings = 0.0, 0
 
     @property
     def num_drafts(self) -> int:
@@ -99,6 +100,7 @@ class Drafting:
 
     def begin(self, batch: ScheduledBatch) -> None:
         """To be called before anything of a step is done."""
+        self._num_recordings = num_recordings()
         if self._is_resting and self.policy.wants_time:
             self._began_s, self._num_answers = time.perf_counter(), len(batch.sequences)
             self._planned = batch.sequences
@@ -194,8 +196,9 @@ class Drafting:
         self.policy.observe_step(self._num_answers, self._num_drafting, num_verified, self._step_seconds())
 
     def _step_seconds(self) -> float | None:
-        """What the step took; None where prompts shared it, which come last."""
-        return None if len(self._planned[-1].token_ids) > 1 else time.perf_counter() - self._began_s
+        """What the step took; None where prompts shared it, which come last, or passes were recorded in it."""
+        has_prompts, has_recorded = len(self._planned[-1].token_ids) > 1, num_recordings() > self._num_recordings
+        return None if has_prompts or has_recorded else time.perf_counter() - self._began_s
 
     def _trim(self, proposals: Sequence[Proposal]) -> Sequence[Proposal]:
         """The proposals without what is not worth verifying, where the proposer knows their chances."""

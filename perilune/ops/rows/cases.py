@@ -62,6 +62,12 @@ def append_rows_arguments(case: RowCase, generator: torch.Generator) -> tuple[Te
     )
 
 
+def join_rows_arguments(case: RowCase, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Parts of one row, none, and the case's rows."""
+    rows = torch.randn(case.rows + 1, case.width, generator=generator).to(case.dtype)
+    return rows[:1], rows[1:1], rows[1:]
+
+
 def pair_arguments(case: RowCase, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """The second reaches far into both tails of the sigmoid."""
     x, z = (scale * torch.randn(case.rows, case.width, generator=generator) for scale in (1, 10))
@@ -78,6 +84,7 @@ TABLES = {
     "embed_rows": CaseTable(EXACT_CASES, embed_rows_arguments),
     "store_rows": CaseTable(EXACT_CASES, store_rows_arguments),
     "append_rows": CaseTable(EXACT_CASES, append_rows_arguments),
+    "join_rows": CaseTable(_NOT_CONVERTING, join_rows_arguments),
     "add_rows": CaseTable(_NOT_CONVERTING, pair_arguments),
     "gate_rows": CaseTable(CASES, pair_arguments),
     "swiglu": CaseTable(CASES, pair_arguments),

@@ -1,5 +1,7 @@
 """Row ops by the native core."""
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,29 @@ def append_rows(pool: Tensor, end: Tensor, rows: Tensor) -> None:
     """See the package's contract."""
     rows = rows.contiguous()
     core().append_rows(address(rows), code(rows), *rows.shape, address(end), address(pool), code(pool), pool.shape[0])
+
+
+def join_rows(*parts: Tensor) -> Tensor:
+    """See the package's contract."""
+    total, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
+    y, slots = torch.empty(total, columns, dtype=parts[0].dtype), _slots(1 << max(0, total - 1).bit_length())
+    first = 0
+    for part in parts:
+        last = first + part.shape[0]
+        store_rows(y, slots[first:last], part)
+        first = last
+    return y
+
+
+@lru_cache(maxsize=64)
+def _slots(count: int) -> Tensor:
+    """The numbers from 0 on; kept, so that recorded passes read them where they are."""
+    return torch.arange(count)
+
+
+def supports_join_rows(key: OpKey) -> str | None:
+    """Any sizes; float32 or bfloat16, all the same."""
+    return refusal(key) or refuse_types(key, ACTIVATIONS, *(key.dtypes[:1] for _ in key.dtypes[1:]))
 
 
 def supports_store_rows(key: OpKey) -> str | None:

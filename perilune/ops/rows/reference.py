@@ -24,6 +24,11 @@ def append_rows(pool: Tensor, end: Tensor, rows: Tensor) -> None:
     end += rows.shape[0]
 
 
+def join_rows(*parts: Tensor) -> Tensor:
+    """Parts [T_i, D], end to end."""
+    return torch.cat(parts)
+
+
 def add_rows(x: Tensor, z: Tensor) -> Tensor:
     """The sum, rounded once."""
     return x + z
