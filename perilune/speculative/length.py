@@ -139,15 +139,23 @@ def choose_lengths(
     return best
 
 
-# Lengths that several requests verify together: steps of few shapes are replayed from recordings.
-_COMMON = (1, 3, 7, 15, 31)
+# Lengths that are verified: steps of few shapes are replayed from recordings, and found recorded.
+COMMON_LENGTHS = (1, 3, 7, 15, 31)
 
 
-def alike(lengths: Sequence[int], limits: Sequence[int]) -> list[int]:
-    """Lengths of which those above 0 are all about their mean, but for what `limits` cut; a single one stays."""
-    chosen = [length for length in lengths if length > 0]
-    if len(chosen) < 2:
-        return list(lengths)
-    mean = sum(chosen) / len(chosen)
-    common = min(_COMMON, key=lambda length: (abs(length - mean), length))
-    return [min(common, limit) if length > 0 else 0 for length, limit in zip(lengths, limits, strict=True)]
+def alike(lengths: Sequence[int]) -> list[int]:
+    """Of guesses of such lengths those to verify: all alike, of a common length, by all or a power of two of requests.
+
+    As many as can be within that.
+    """
+    best, best_members = 0, list[int]()
+    for length in COMMON_LENGTHS:
+        members = [index for index, own in enumerate(lengths) if own >= length]
+        if len(members) < len(lengths) and members:
+            members = members[: 1 << (len(members).bit_length() - 1)]
+        if length * len(members) > best * len(best_members):
+            best, best_members = length, members
+    kept = [0] * len(lengths)
+    for index in best_members:
+        kept[index] = best
+    return kept

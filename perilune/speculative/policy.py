@@ -190,6 +190,10 @@ class DraftPolicy:
         survivals = [list(accumulate(map(self._calibration.of, found), mul)) for found in chances]
         return self._choose(survivals, 0.0, sum(map(len, survivals)))
 
+    def alike(self, lengths: Sequence[int]) -> list[int]:
+        """Of guesses of these lengths, those of all answers of a step, how many to verify."""
+        return alike(lengths)
+
     def observe(
         self, request: object, num_verified: int, num_accepted: int, chances: Sequence[float] | None = None
     ) -> None:
@@ -210,10 +214,19 @@ class DraftPolicy:
         if not self._is_judged and self._num_rounds >= _JUDGED_ROUNDS:
             self._judge()
 
-    def observe_step(self, num_answers: int, num_drafting: int, num_verified: int, seconds: float | None) -> None:
+    def observe_step(
+        self,
+        num_answers: int,
+        num_drafting: int,
+        num_verified: int,
+        seconds: float | None,
+        *,
+        is_usual: bool = True,
+    ) -> None:
         """Learn what a step took; `seconds` is None where prompts shared it.
 
-        Of its answers `num_drafting` had drafts made, of which `num_verified` in all were verified.
+        Of its answers `num_drafting` had drafts made, of which `num_verified` in all were verified. Steps of which it
+        is known that they are not `is_usual` count as lost time, but not as what such steps take.
         """
         if num_answers == 0:
             return
@@ -222,7 +235,7 @@ class DraftPolicy:
         if seconds is None:
             return
         expected = self._expected(num_answers, num_drafting, num_verified)
-        if num_verified == 0 and num_drafting > 0:
+        if not is_usual or (num_verified == 0 and num_drafting > 0):
             self._account(num_answers, num_drafting, min(seconds, expected * _STRANGE))
             return
         seconds = self._learn(seconds, expected, is_verifying=num_verified > 0)
@@ -279,11 +292,9 @@ class DraftPolicy:
 
     def _choose(self, survivals: Sequence[Sequence[float]], draft_seconds: float, budget: int) -> list[int]:
         plain_seconds = self.costs.plain.of(len(survivals)) * self._factors[False] / self._factors[True]
-        chosen = choose_lengths(
+        return choose_lengths(
             survivals, self.costs.verifying, draft_seconds, plain_seconds=plain_seconds, most_drafts=budget
         )
-        made = alike(chosen, list(map(len, survivals)))
-        return made if sum(made) <= budget else chosen
 
     def _idle(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
         """No lengths, but now and then a trial of the answer whose last one is longest ago: nothing else would ever

@@ -40,6 +40,7 @@ def always_guess(core, proposer=None):
     drafting.policy.lengths = lengths
     drafting.policy.rests = lambda: False
     drafting.policy.trimmed = lambda chances: [len(own) for own in chances]
+    drafting.policy.alike = list
     if proposer is not None:
         drafting._proposer = proposer
     return core

@@ -128,11 +128,25 @@ def test_times_between_and_beyond_what_was_measured():
     assert [times.of(rows) for rows in (1, 2, 4, 6, 8, 10)] == [1.0, 1.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_several_answers_verify_alike_and_a_single_one_what_pays():
-    assert alike([0, 5, 0], [7, 7, 7]) == [0, 5, 0]
-    assert alike([4, 0, 4, 4], [7, 7, 7, 7]) == [3, 0, 3, 3]
-    assert alike([7, 6, 7], [7, 7, 7]) == [7, 7, 7]
-    assert alike([1, 2, 0], [7, 7, 7]) == [1, 1, 0]
-    assert alike([6, 6], [7, 5]) == [7, 5]
-    assert alike([7, 7, 4], [7, 7, 4]) == [7, 7, 4]
-    assert alike([0, 0], [7, 7]) == [0, 0]
+def test_guesses_are_cut_to_few_shapes():
+    assert alike([0, 5, 0]) == [0, 3, 0]
+    assert alike([4, 0, 4, 4]) == [3, 0, 3, 0]
+    assert alike([7, 6, 7]) == [7, 0, 7]
+    assert alike([7, 7, 7]) == [7, 7, 7]
+    assert alike([3, 3, 7]) == [3, 3, 3]
+    assert alike([1, 2, 0]) == [1, 1, 0]
+    assert alike([2]) == [1]
+    assert alike([0, 0]) == [0, 0]
+    assert alike([]) == []
+
+
+def test_cut_guesses_are_never_longer_and_all_alike():
+    source = random.Random(5)
+    for _ in range(300):
+        lengths = [source.randrange(9) for _ in range(source.randrange(1, 12))]
+        kept = alike(lengths)
+        assert all(own <= made for own, made in zip(kept, lengths, strict=True))
+        above = [own for own in kept if own > 0]
+        assert len(set(above)) <= 1
+        assert len(above) == len(lengths) or len(above) & (len(above) - 1) == 0
+        assert any(above) == any(lengths)

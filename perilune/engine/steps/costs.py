@@ -3,7 +3,7 @@
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from perilune.engine.request import GenerateRequest, Request
 from perilune.engine.steps.drafting import Drafting
 from perilune.engine.steps.runner import ModelRunner
 from perilune.sampling.params import SamplingParams
-from perilune.speculative.length import StepTimes
+from perilune.speculative.length import COMMON_LENGTHS, StepTimes
 from perilune.speculative.policy import StepCosts
 
 _LOG = logging.getLogger(__name__)
@@ -68,9 +68,23 @@ class CostMeter:
                 guessing = [self._with_drafts(item, min(length, most)) for item in sequences]
                 rows = sum(item.num_scheduled_tokens for item in guessing)
                 verifying.append((rows, _fastest(partial(self._step, guessing))))
+        for guessing in self._shapes():
+            if time.perf_counter() - began_s > MOST_S:
+                break
+            self._step(guessing)
         costs = StepCosts(*map(_times, (plain, verifying, drafting)))
         _LOG.info("steps took: plain %s, verifying %s, drafting %s", *map(_shown, (plain, verifying, drafting)))
         return costs
+
+    def _shapes(self) -> Iterator[list[ScheduledSequence]]:
+        """Steps of the shapes that guesses are cut to, so that they are recorded before anybody waits for them."""
+        for count in _doubling(self._most):
+            most = min(self._drafting.num_drafts, self._drafting.num_rows // count - 1)
+            for num_verifies in _doubling(count):
+                for length in COMMON_LENGTHS:
+                    if length <= most:
+                        plain, verified = self._sequences[num_verifies:count], self._sequences[:num_verifies]
+                        yield [*plain, *(self._with_drafts(item, length) for item in verified)]
 
     def _step(self, sequences: Sequence[ScheduledSequence]) -> None:
         result = self._runner.execute(ScheduledBatch(tuple(sequences)))

@@ -133,7 +133,7 @@ class Drafting:
         self._num_drafting = len(asked)
         if not asked and not self._verified:
             return tuple(sequences), ()
-        proposals = self._trim(self._proposer.propose(asked)) if asked else ()
+        proposals = self._alike(self._trim(self._proposer.propose(asked))) if asked else ()
         for sequence, proposal in zip(asked, proposals, strict=True):
             if proposal.token_ids:
                 self._verified.append(_with_drafts(sequence, proposal.token_ids))
@@ -141,8 +141,7 @@ class Drafting:
                 self._laws[sequence.request.request_id] = proposal.laws
             if proposal.chances is not None:
                 self._chances[sequence.request.request_id] = proposal.chances
-        # few orders of lengths, so that recordings of steps serve often
-        self._verified.sort(key=lambda sequence: sequence.num_drafts)
+        self._verified.sort(key=lambda sequence: sequence.num_drafts)  # few orders, so few recordings
         ids = {sequence.request.request_id for sequence in self._verified}
         return tuple(item for item in sequences if item.request.request_id not in ids), tuple(self._verified)
 
@@ -161,7 +160,7 @@ class Drafting:
         if self._owed is not None:
             self._owed.end()
         if self._is_resting:
-            if self._num_answers > 0:
+            if self._num_answers > 0 and num_recordings() == self._num_recordings:
                 self.policy.observe_rest(self._num_answers, self._step_seconds())
             return
         self.commit(taken)
@@ -193,19 +192,29 @@ class Drafting:
         if self._num_answers == 0:
             return
         num_verified = sum(sequence.num_drafts for sequence in self._verified)
-        self.policy.observe_step(self._num_answers, self._num_drafting, num_verified, self._step_seconds())
+        is_usual = num_recordings() == self._num_recordings
+        seconds = self._step_seconds()
+        self.policy.observe_step(self._num_answers, self._num_drafting, num_verified, seconds, is_usual=is_usual)
 
     def _step_seconds(self) -> float | None:
-        """What the step took; None where prompts shared it, which come last, or passes were recorded in it."""
-        has_prompts, has_recorded = len(self._planned[-1].token_ids) > 1, num_recordings() > self._num_recordings
-        return None if has_prompts or has_recorded else time.perf_counter() - self._began_s
+        """What the step took; None where prompts shared it, which come last."""
+        return None if len(self._planned[-1].token_ids) > 1 else time.perf_counter() - self._began_s
 
     def _trim(self, proposals: Sequence[Proposal]) -> Sequence[Proposal]:
         """The proposals without what is not worth verifying, where the proposer knows their chances."""
         if any(proposal.chances is None for proposal in proposals):
             return proposals
-        lengths = self.policy.trimmed([item.chances or () for item in proposals])
-        return [replace(item, token_ids=item.token_ids[:count]) for item, count in zip(proposals, lengths, strict=True)]
+        return _cut(proposals, self.policy.trimmed([item.chances or () for item in proposals]))
+
+    def _alike(self, proposals: Sequence[Proposal]) -> Sequence[Proposal]:
+        """Proposals cut so that the step has one of few shapes."""
+        lengths = [len(item.token_ids) for item in proposals]
+        others = [0] * max(0, self._num_answers - len(lengths))
+        return _cut(proposals, self.policy.alike([*lengths, *others])[: len(lengths)])
+
+
+def _cut(proposals: Sequence[Proposal], lengths: Sequence[int]) -> list[Proposal]:
+    return [replace(item, token_ids=item.token_ids[:count]) for item, count in zip(proposals, lengths, strict=True)]
 
 
 def _num_equal(draft_ids: Sequence[int], token_ids: Sequence[int]) -> int:

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 # What a model computes once and keeps refuses its first recording.
 TRIALS = 2
 # Recordings of a large model take up to a megabyte each; the ones used last are kept.
-_KEPT = 64
+_KEPT = 256
 # A block table grows to this width, and then doubles, before a step is recorded anew.
 NARROWEST = 16
 
