@@ -51,7 +51,7 @@ lint: setup-dev
 	$(VENV)/bin/mypy
 
 test: lint
-	$(VENV)/bin/pytest -q $(ARGS)
+	$(VENV)/bin/pytest -q -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -40,6 +40,7 @@ from perilune.models.accounting import (
 )
 from perilune.models.draft import block as draft_block
 from perilune.models.draft.model import DraftModel
+from perilune.models.draft.tapped import owed_bytes
 from perilune.models.model import KimiModel, build_model, cache_groups, record_groups
 from perilune.models.stream import open_stream
 from perilune.ops.linear import LinearWeight, multiplies_bfloat16_with
@@ -175,6 +176,8 @@ def _footprint(
     if draft is not None or config.speculative == NGRAM:
         num_drafts = config.num_drafts or NGRAM_DRAFTS if draft is None else draft.num_drafts
         step += num_verified_rows(config, num_drafts) * bytes_per_slot(record_groups(model), dtype)
+    if draft is not None:
+        step += owed_bytes(draft.config, itemsize)
     return Footprint(
         resident_bytes=resident,
         packed_bytes=packed.resident_bytes,

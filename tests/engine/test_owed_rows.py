@@ -10,7 +10,7 @@ from perilune.config.engine import EngineConfig
 from perilune.engine.build import assemble_engine, load_model
 from perilune.engine.request import GenerateRequest
 from perilune.engine.steps.draft_model import open_draft
-from perilune.models.draft.tapped import MOST_OWED
+from perilune.models.draft.tapped import MOST_OWED, owed_bytes
 from perilune.sampling.params import SamplingParams
 from tests.engine.counting_model import run, tokens_of
 from tests.engine.guesses import always_guess
@@ -76,6 +76,12 @@ def test_rows_that_were_put_off_are_those_written_at_once(parts, changed):
     late._runner.settle()
     assert draft_rows(prompt).count_nonzero() > 0
     assert torch.equal(draft_rows(late), draft_rows(prompt))
+
+
+def test_what_is_kept_of_them_is_accounted_for(parts):
+    model, draft, _ = parts
+    tapped = make_core(parts, owes=True)._runner._model
+    assert owed_bytes(draft.config, model.dtype.itemsize) == tapped._owed.nbytes
 
 
 def test_rows_are_put_off(parts):

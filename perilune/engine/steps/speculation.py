@@ -10,7 +10,7 @@ from perilune.engine.steps.owed import OwedRows
 from perilune.engine.steps.proposers import DraftProposer, NgramProposer
 from perilune.engine.steps.runner import ModelRunner
 from perilune.models.draft.model import DraftModel
-from perilune.models.draft.tapped import TappedModel
+from perilune.models.draft.tapped import TappedModel, owed_bytes
 from perilune.models.model import KimiModel
 from perilune.speculative.policy import DraftPolicy
 from perilune.speculative.verify import accept_block, accept_tokens
@@ -44,8 +44,9 @@ class Speculation:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of what verified tokens leave in a step, beside the cache."""
-        return self._num_rows * bytes_per_slot(self.model.record_groups(), self._dtype)
+        """Bytes of what verified tokens leave in a step and of what plain steps owe, beside the cache."""
+        owed = 0 if self.draft is None else owed_bytes(self.draft.config, self.draft.dtype.itemsize)
+        return owed + self._num_rows * bytes_per_slot(self.model.record_groups(), self._dtype)
 
     def drafting(self, storage: CacheStorage) -> Drafting:
         """The part that steps use, over the target's cache."""

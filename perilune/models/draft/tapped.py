@@ -10,12 +10,18 @@ from torch import Tensor
 
 from perilune import ops
 from perilune.cache.spec import CacheGroupSpec
+from perilune.config.draft import DraftConfig
 from perilune.models.draft.model import DraftModel
 from perilune.models.inputs import ForwardBatch
 from perilune.models.model import KimiModel
 
 # Tokens whose context rows can be put off: enough for writing them to cost each pass next to nothing.
 MOST_OWED = 256
+
+
+def owed_bytes(config: DraftConfig, itemsize: int) -> int:
+    """Bytes kept for rows that are put off, in a compute dtype of `itemsize` bytes."""
+    return MOST_OWED * len(config.target_layer_ids) * config.hidden_size * itemsize
 
 
 class TappedModel:

@@ -246,6 +246,8 @@ def test_an_engine_that_hangs_for_good_is_killed_and_replaced(launch, fault, cap
     assert "the engine process is killed" in caplog.text
     if fault is faults.nothing:
         assert answer(client, message())[-1].is_finished
+    else:
+        os.kill(client.pid, signal.SIGKILL)  # it would not end by itself
 
 
 def test_counters_go_on_when_an_engine_is_replaced(launch):
