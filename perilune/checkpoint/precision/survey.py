@@ -1,6 +1,7 @@
 """Reads every matrix of a checkpoint once and says which 8-bit formats would hold it without rounding."""
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -13,17 +14,20 @@ from tqdm import tqdm
 from perilune.checkpoint.check import check_index
 from perilune.checkpoint.index import CheckpointIndex, read_index
 from perilune.checkpoint.mapped import MappedFile
+from perilune.checkpoint.names import TensorFamily
 from perilune.checkpoint.precision.exactness import (
     BLOCK_SIZE,
     FORMATS,
     REGIONS,
     Extent,
     bits_lost,
+    extent_of_bfloat16,
     extent_of_mxfp4,
     extent_of_values,
 )
 from perilune.config.model import ModelConfig
 from perilune.errors import CheckpointError
+from perilune.platform import num_cpus
 
 _PACKED, _SCALE = ".weight_packed", ".weight_scale"
 _E8M0_BIAS = 127
@@ -75,11 +79,16 @@ def survey(directory: Path, config: ModelConfig) -> Iterator[TensorPrecision]:
     names.sort(key=lambda name: (index.entries[name].file, index.entries[name].begin))
     files = {file: MappedFile(file) for file in dict.fromkeys(entry.file for entry in index.entries.values())}
     total = sum(index.entries[name].num_bytes for name in names)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="precision", disable=None, leave=False) as bar:
-        for name in names:
-            family = families[name]
-            yield _tensor(index, files, name, family.pattern, str(family.part))
-            bar.update(index.entries[name].num_bytes)
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc="precision", disable=None, leave=False)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # one for each of the pool: between short ops those of torch would only spin
+    try:
+        with bar, ThreadPoolExecutor(num_cpus()) as pool:
+            for name in names:
+                yield _tensor(index, files, name, families[name], pool)
+                bar.update(index.entries[name].num_bytes)
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def summarise(tensors: Iterable[TensorPrecision]) -> dict[str, dict[str, Any]]:
@@ -102,7 +111,7 @@ def summarise(tensors: Iterable[TensorPrecision]) -> dict[str, dict[str, Any]]:
 
 
 def _tensor(
-    index: CheckpointIndex, files: dict[Path, MappedFile], name: str, pattern: str, part: str
+    index: CheckpointIndex, files: dict[Path, MappedFile], name: str, family: TensorFamily, pool: ThreadPoolExecutor
 ) -> TensorPrecision:
     entry = index.entries[name]
     scale_name = name.removesuffix(_PACKED) + _SCALE
@@ -113,25 +122,39 @@ def _tensor(
     step = max(1, _CHUNK_VALUES // (stored[0].shape[1] * (2 if is_mxfp4 else 1)))
     # whole blocks of rows, where a scale is shared by a block
     step = max(BLOCK_SIZE, step - step % BLOCK_SIZE)
-    tops, spans, targets = [], [], []
-    for first in range(0, rows, step):
-        chunk = [tensor[first : first + step] for tensor in stored]
-        extent = _extent(name, *chunk)
-        exponents = chunk[1].int() - _E8M0_BIAS if is_mxfp4 else extent.top
-        tops.append(extent.over("tensor"))
-        spans.append(_span(exponents, torch.ones_like(extent.bits) if is_mxfp4 else extent.bits))
-        targets.append(_targets(extent, REGIONS[1:]))
+    parts = list(
+        pool.map(lambda first: _part(name, [tensor[first : first + step] for tensor in stored]), range(0, rows, step))
+    )
     for one in used:
         files[one.file].release(one)
+    tops, spans = [part.whole for part in parts], [part.span for part in parts]
     leaves = ("top", "largest", "low", "bits")
     whole = Extent(*(torch.stack([getattr(extent, leaf) for extent in tops]) for leaf in leaves))
     shared = _targets(whole, REGIONS[:1])
-    by_chunk = reduce(_joined, targets)
+    by_chunk = reduce(_joined, [part.targets for part in parts])
     found = {target: {**shared[target], **by_chunk[target]} for target in FORMATS}
     held = [span for span in spans if span is not None] or [(0, 0, 0)]
     lowest, highest, spread = min(s[0] for s in held), max(s[1] for s in held), max(s[2] for s in held)
     kind = "mxfp4" if is_mxfp4 else entry.dtype.lower()
-    return TensorPrecision(name, pattern, part, kind, (lowest, highest), spread, found)
+    return TensorPrecision(name, family.pattern, str(family.part), kind, (lowest, highest), spread, found)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a matrix."""
+
+    whole: Extent
+    span: tuple[int, int, int] | None
+    targets: dict[str, dict[str, Target]]
+
+
+def _part(name: str, chunk: list[Tensor]) -> _Part:
+    extent = _extent(name, *chunk)
+    if len(chunk) == 1:
+        span = _span(extent.top, extent.bits)
+    else:
+        span = _span(chunk[1].int() - _E8M0_BIAS, torch.ones_like(extent.bits))
+    return _Part(extent.over("tensor"), span, _targets(extent, REGIONS[1:]))
 
 
 def _extent(name: str, values: Tensor, scale: Tensor | None = None) -> Extent:
@@ -139,9 +162,15 @@ def _extent(name: str, values: Tensor, scale: Tensor | None = None) -> Extent:
         if bool((scale == _E8M0_NAN).any()):
             raise CheckpointError(f"{name}: its scales hold the byte 255 (NaN); allowed: 0 to 254")
         return extent_of_mxfp4(values, scale)
-    if not bool(values.isfinite().all()):
+    if not _is_finite(values):
         raise CheckpointError(f"{name} holds a NaN or an infinity; allowed: finite values")
-    return extent_of_values(values)
+    return extent_of_bfloat16(values) if values.dtype is torch.bfloat16 else extent_of_values(values)
+
+
+def _is_finite(values: Tensor) -> bool:
+    if values.dtype is torch.bfloat16:  # by patterns, several times faster
+        return int((values.view(torch.int16) & 0x7FFF).amax()) < 0x7F80
+    return bool(values.isfinite().all())
 
 
 def _span(exponents: Tensor, bits: Tensor) -> tuple[int, int, int] | None:

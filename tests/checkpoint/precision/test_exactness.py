@@ -1,9 +1,17 @@
 """Exactness against converting the values with every scale."""
 
+from dataclasses import astuple
+
 import pytest
 import torch
 
-from perilune.checkpoint.precision.exactness import FORMATS, bits_lost, extent_of_mxfp4, extent_of_values
+from perilune.checkpoint.precision.exactness import (
+    FORMATS,
+    bits_lost,
+    extent_of_bfloat16,
+    extent_of_mxfp4,
+    extent_of_values,
+)
 from perilune.ops.mxfp4.reference import mxfp4_dequantize
 
 DTYPES = {"e4m3fn": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz, "e5m2": torch.float8_e5m2}
@@ -63,3 +71,22 @@ def test_a_row_with_every_code_is_exact_up_to_the_documented_spread_at_both_ends
         low = ends[0] if ends[0] is not None else 254 - spread
         scale = torch.tensor([[low, low + spread]], dtype=torch.uint8)
         assert bool(bits_lost(extent_of_mxfp4(packed, scale).over("channel"), FORMATS[target]) == 0) is exact
+
+
+def test_tables_of_bfloat16_give_what_the_arithmetic_gives():
+    patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    finite = patterns[patterns.isfinite()]
+    shuffled = finite[torch.randperm(len(finite), generator=torch.Generator().manual_seed(1))]
+    for weight in (finite[:, None], finite.view(-1, 510), shuffled.view(-1, 102), torch.zeros(3, 40).bfloat16()):
+        for found, expected in zip(astuple(extent_of_bfloat16(weight)), astuple(extent_of_values(weight)), strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_tables_of_codes_give_what_the_arithmetic_gives():
+    generator = torch.Generator().manual_seed(2)
+    packed = torch.randint(0, 256, (300, 64), dtype=torch.uint8, generator=generator)
+    packed[:64] = torch.randint(0, 8, (64, 1), dtype=torch.uint8, generator=generator) * 17  # few codes in a group
+    packed[:8] = 0
+    scale = torch.randint(30, 200, (300, 4), dtype=torch.uint8, generator=generator)
+    found, expected = extent_of_mxfp4(packed, scale), extent_of_values(mxfp4_dequantize(packed, scale))
+    assert all(torch.equal(*pair) for pair in zip(astuple(found), astuple(expected), strict=True))
