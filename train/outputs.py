@@ -50,12 +50,21 @@ def demo_prompts(count: int, tokenizer: Tokenizer, vocab_size: int, seed: int) -
 
 
 def read_prompts(file: Path, tokenizer: Tokenizer) -> Iterator[Sequence[int]]:
-    """Token ids of a file's lines, each `{"messages": [...]}` or `{"prompt": "..."}`; ConfigError names a wrong one."""
+    """Token ids of a file's lines, each `{"messages": [...]}` or `{"prompt": "..."}`; ConfigError names a wrong one.
+
+    Beside messages may stand `thinking`, `tools` and `response_format`.
+    """
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
         try:
             item = json.loads(line)
             if "messages" in item:
-                yield encode_chat(item["messages"], tokenizer, thinking=bool(item.get("thinking", False))).token_ids
+                yield encode_chat(
+                    item["messages"],
+                    tokenizer,
+                    thinking=bool(item.get("thinking", False)),
+                    tools=item.get("tools"),
+                    response_format=item.get("response_format"),
+                ).token_ids
             else:
                 yield tokenizer.encode_markup(item["prompt"])
         except (ValueError, KeyError, TypeError) as error:

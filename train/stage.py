@@ -162,7 +162,6 @@ def train(name: str, out: Path, start: Path | None, minutes: float, seed: int) -
     saved = out / f"{name}.pt"
     if saved.exists():
         run.restore(torch.load(saved))
-    fuse_ops()
     batches = iter(Batches(seed * 1000 + run.num_steps, tokenizer, run.stage.shares))
     with (out / f"{name}.jsonl").open("a") as log, tqdm(total=run.budget_s, unit="s", initial=run.spent_s) as bar:
         last_save = last_probe = run.spent_s
@@ -195,6 +194,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    fuse_ops()
     train(arguments.stage, arguments.out, arguments.start, arguments.minutes, arguments.seed)
 
 
