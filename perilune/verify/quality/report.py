@@ -14,8 +14,12 @@ def render(results: Sequence[Result]) -> str:
     for result in results:
         cells = ["-" if s.refusal is not None else f"{s.percent:.1f}" for s in result.scores.values()]
         lines.append(f"| {result.setting.name} | {' | '.join(cells)} |")
-    refusals = {skill: score.refusal for skill, score in results[0].scores.items() if score.refusal is not None}
-    notes = [f"{skill} cannot be asked: {reason}" for skill, reason in refusals.items()]
+    refusals = {s.refusal: (result, skill) for result in reversed(results) for skill, s in result.scores.items()}
+    refusals.pop(None, None)
+    notes = [
+        f"{skill} cannot be asked ({result.setting.name}): {reason}"
+        for reason, (result, skill) in reversed(refusals.items())
+    ]
     notes += [f"COSTS TOO MUCH: {loss}" for loss in losses(results)]
     return "\n".join([*lines, *([""] if notes else []), *notes])
 

@@ -25,7 +25,16 @@ def test_the_table_has_a_line_for_each_setting_and_says_why_a_skill_was_not_aske
     lines = render(results(96)).splitlines()
     assert lines[0] == "| setting | sums (100) | pictures (-) |"
     assert lines[2:4] == [f"| {BASELINE} | 98.0 | - |", "| s96 | 96.0 | - |"]
-    assert lines[5:] == ["pictures cannot be asked: no eyes", "COSTS TOO MUCH: s96: sums loses 2.0 points (2 of 100)"]
+    assert lines[5:] == [
+        f"pictures cannot be asked ({BASELINE}): no eyes",
+        "COSTS TOO MUCH: s96: sums loses 2.0 points (2 of 100)",
+    ]
+
+
+def test_a_refusal_in_one_setting_alone_is_shown_with_its_reason():
+    base, other = results(98)
+    lines = render([base, Result(other.setting, {"sums": Score(0, 0, "too long"), "pictures": Score(0, 0, "no eyes")})])
+    assert "sums cannot be asked (s98): too long" in lines.splitlines()
 
 
 def test_the_values_are_json_and_hold_counts_and_options():
