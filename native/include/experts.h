@@ -4,6 +4,8 @@
 // what the system caches it also evicts as it likes. One thread passes through the layers; readers work beside it.
 #pragma once
 
+#include <unistd.h>
+
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -38,11 +40,13 @@ class ExpertCache final : public ExpertSource {
   struct Place {
     int64_t file, offset, bytes;
   };
+  // Reads as `pread` does; tests put what fails in its place.
+  using ReadAt = ssize_t (*)(int descriptor, void* to, size_t bytes, off_t offset);
 
   // `places` [layers, experts, 6]. Each of `num_slots` slots of `slot_bytes` holds one expert. Throws
   // std::invalid_argument where an expert does not fit its slot, std::runtime_error where a file cannot be opened.
   ExpertCache(std::vector<std::string> files, std::vector<Place> places, int64_t layers, int64_t slot_bytes,
-              int64_t num_slots, int num_readers);
+              int64_t num_slots, int num_readers, ReadAt read_at = ::pread);
   ~ExpertCache() override;
 
   // Begins to read what a pass over the layer will need: `ids` [count], with repetitions. Returns at once.
@@ -103,6 +107,7 @@ class ExpertCache final : public ExpertSource {
   const std::vector<std::string> files_;
   const std::vector<Place> places_;
   const int64_t layers_, slot_bytes_;
+  const ReadAt read_at_;
   std::vector<int> descriptors_;
   bool is_direct_ = true;
   char* memory_ = nullptr;

@@ -33,8 +33,12 @@ int64_t now_ns() {
 }  // namespace
 
 ExpertCache::ExpertCache(std::vector<std::string> files, std::vector<Place> places, int64_t layers, int64_t slot_bytes,
-                         int64_t num_slots, int num_readers)
-    : files_(std::move(files)), places_(std::move(places)), layers_(layers), slot_bytes_(up(slot_bytes)) {
+                         int64_t num_slots, int num_readers, ReadAt read_at)
+    : files_(std::move(files)),
+      places_(std::move(places)),
+      layers_(layers),
+      slot_bytes_(up(slot_bytes)),
+      read_at_(read_at) {
   const int64_t count = static_cast<int64_t>(places_.size()) / kPieces;
   if (layers < 1 || count < layers || count % layers != 0 || num_slots < 1 || num_readers < 1)
     throw std::invalid_argument("ExpertCache: at least one layer, expert, slot and reader");
@@ -205,16 +209,16 @@ std::string ExpertCache::read_piece(const Read& read, int32_t slot) const {
   char* to = memory_ + slot * slot_bytes_ + read.place;
   int64_t done = 0;
   while (done < read.needed) {
-    // A direct read that stopped short goes on at an aligned place.
-    done = is_direct_ ? down(done) : done;
-    const ssize_t count = pread(descriptors_[read.file], to + done, read.bytes - done, read.offset + done);
+    done = down(done);  // a direct read that stopped short goes on at an aligned place
+    const ssize_t count = read_at_(descriptors_[read.file], to + done, read.bytes - done, read.offset + done);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0)
       return files_[read.file] + ": reading bytes " + std::to_string(read.offset) + " to " +
              std::to_string(read.offset + read.needed) + " failed: " + std::strerror(errno);
     if (done + count >= read.needed) break;
     if (count == 0 || down(count) == 0)
-      return files_[read.file] + " ends at byte " + std::to_string(read.offset + done + count) + ", but an expert lies " +
+      return files_[read.file] + " ends at byte " + std::to_string(lseek(descriptors_[read.file], 0, SEEK_END)) +
+             ", but an expert lies " +
              "up to byte " + std::to_string(read.offset + read.needed) + ": it was cut off, download it again";
     done += count;
   }

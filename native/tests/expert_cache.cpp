@@ -2,6 +2,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -190,6 +192,45 @@ TEST(expert_cache_refuses_what_cannot_be) {
   CHECK(throws<std::out_of_range>([&] { cache.want(0, ids, 1); }));
   CHECK(throws<std::out_of_range>([&] { cache.expect(0, ids, 1); }));
   CHECK(throws<std::out_of_range>([&] { cache.want(kNumLayers, ids, 0); }));
+}
+
+// What a disk may answer instead of all that was asked for.
+enum class Mood { whole, interrupted, in_pieces, broken };
+std::atomic<Mood> mood{Mood::whole};
+std::atomic<int> num_answers{0};
+
+ssize_t moody_read(int descriptor, void* to, size_t bytes, off_t offset) {
+  const bool is_odd = num_answers++ % 2 == 1;
+  if (mood == Mood::broken) return errno = EIO, -1;
+  if (mood == Mood::interrupted && is_odd) return errno = EINTR, -1;
+  if (mood == Mood::in_pieces && bytes > 4096) bytes = 4096 + (is_odd ? 512 : 0);
+  return pread(descriptor, to, bytes, offset);
+}
+
+TEST(expert_cache_reads_on_where_a_read_ends_early) {
+  const ExpertFiles files;
+  for (Mood each : {Mood::interrupted, Mood::in_pieces}) {
+    mood = each;
+    ExpertCache cache(files.names, files.places, kNumLayers, kSlotBytes, 3, 2, moody_read);
+    for (int64_t layer = 0; layer < kNumLayers; ++layer) CHECK(pass(cache, files, layer, {0, 1, 2, 3, 4, 5, 6}) == 7);
+    CHECK(cache.take_faults().empty());
+  }
+}
+
+// While a disk fails every expert that has to be read is lost, those in memory are not; then all is as before.
+TEST(expert_cache_outlives_a_disk_that_fails) {
+  const ExpertFiles files;
+  mood = Mood::whole;
+  ExpertCache cache(files.names, files.places, kNumLayers, kSlotBytes, 6, 2, moody_read);
+  CHECK(pass(cache, files, 0, {0, 1, 2}) == 3);
+  mood = Mood::broken;
+  const int64_t guess[] = {3, 4};
+  for (int i = 0; i < 3; ++i) {
+    cache.expect(0, guess, 2);
+    CHECK(pass(cache, files, 0, {0, 1, 2, 3, 4}) == 3);
+  }
+  mood = Mood::whole;
+  CHECK(pass(cache, files, 0, {0, 1, 2, 3, 4}) == 5);
 }
 
 // ---- the kernel that takes experts from it
