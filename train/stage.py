@@ -1,9 +1,11 @@
 """Trains one stage of the demo: `python -m train.stage text --out runs/demo --start perilune/demo --minutes 60`.
 
-The same command resumes it. Stages, in their order: text, pictures, experts, indexer; each goes on from the one before
-it in the same directory, or from the checkpoint that `--start` names. Progress goes to a bar, losses and exact answers
-to `<out>/<stage>.jsonl`, weights every two minutes to `<out>/<stage>.pt`. The draft has a command of its own
-(`train/draft.py`), the checkpoint is written by `train/export.py`, the curves are drawn by `train/curve.py`.
+The same command resumes it. Time is what the processors gave it, so that pauses and other work do not end it early;
+`--minutes` are those of a machine that does nothing else. Stages, in their order: text, pictures, experts, indexer;
+each goes on from the one before it in the same directory, or from the checkpoint that `--start` names. Progress goes to
+a bar, losses and exact answers to `<out>/<stage>.jsonl`, weights every two minutes to `<out>/<stage>.pt`. The draft has
+a command of its own (`train/draft.py`), the checkpoint is written by `train/export.py`, the curves are drawn by
+`train/curve.py`.
 """
 
 import argparse
@@ -166,10 +168,10 @@ def train(name: str, out: Path, start: Path | None, minutes: float, seed: int) -
     with (out / f"{name}.jsonl").open("a") as log, tqdm(total=run.budget_s, unit="s", initial=run.spent_s) as bar:
         last_save = last_probe = run.spent_s
         while run.progress < 1.0:
-            began = time.monotonic()
+            began = time.process_time()
             batch = next(batches)
             losses = run.step(batch)
-            run.spent_s += time.monotonic() - began
+            run.spent_s += (time.process_time() - began) / torch.get_num_threads()
             bar.update(min(run.spent_s, run.budget_s) - bar.n)
             bar.set_postfix(step=run.num_steps, **{key: f"{loss:.3f}" for key, loss in losses.items()})
             record: dict[str, object] = {"step": run.num_steps, "spent_s": run.spent_s, "tokens": run.num_tokens}
