@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from perilune.config.model import ModelConfig
 from perilune.errors import ConfigError
+from perilune.models.accounting import account, expert_floor_bytes, step_workspace_bytes
 from perilune.parallel.mesh import Placement
 from perilune.planner.cost import TokenTime, token_time
 from perilune.planner.hardware import Engine, Hardware
@@ -14,6 +15,8 @@ from perilune.planner.units import GB
 
 MAX_NODES, MAX_CONCURRENCY = 1024, 65536
 PIPELINES = (1, 2, 4, 8, 16)
+# what `perilune serve` computes in one step by default
+STEP_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ def assess(
         if lack is not None:
             where = f" on the fullest rank of stage {stage.stage + 1}" if placement.pp > 1 else " on the fullest rank"
             label = f"{engine.name}, {placement.label}, {precision.label}"
-            return RefusedPlan(label, lack[0], lack[1] + where)
+            remedy = _streamed(config, stage, question, requests) if engine.is_perilune else ""
+            return RefusedPlan(label, lack[0], lack[1] + where + remedy)
     limit = config.max_position_embeddings
     longest = min(limit, *(stage.num_tokens(engine.slots_per_request) for stage in stages))
     tightest = min(stages, key=lambda stage: stage.num_requests(question.context))
@@ -135,6 +139,22 @@ def assess(
         longest_context=longest,
         num_requests=placement.dp * tightest.num_requests(question.context),
         binding="cache rows" if rows >= tightest.state_bytes else "state slots",
+    )
+
+
+def _streamed(config: ModelConfig, stage: StageMemory, question: Question, requests: int) -> str:
+    """What experts that stay on disk would need, where that is there."""
+    parts = (
+        account(config, is_quantised=True).resident_bytes,
+        expert_floor_bytes(config),
+        step_workspace_bytes(config, STEP_TOKENS, requests),
+        requests * stage.request_bytes(question.context),
+    )
+    if sum(parts) > stage.budget_bytes:
+        return ""
+    return (
+        f"; with experts read from disk and dense weights in int8, perilune serve needs {GB.of(sum(parts))} at least, "
+        "and keeps as many experts as the rest holds"
     )
 
 

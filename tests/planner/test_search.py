@@ -149,3 +149,11 @@ def test_perilune_runs_on_one_machine_as_one_process(k31):
 def test_a_question_without_sense_is_refused_with_what_is_allowed(k31, question, message):
     with pytest.raises(ConfigError, match=message):
         search(k31, load_hardware("gb300"), question)
+
+
+def test_a_machine_that_is_too_small_is_told_what_streaming_needs(k31):
+    (plain, *_) = search(k31, load_hardware("desktop-nvme"), Question()).refused
+    assert plain.constraint == "weights"
+    assert "with experts read from disk and dense weights in int8, perilune serve needs 66.85 GB" in plain.reason
+    small = with_memory(load_hardware("desktop-nvme"), 60 * 10**9)
+    assert all("read from disk" not in refused.reason for refused in search(k31, small, Question()).refused)
