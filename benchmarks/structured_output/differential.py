@@ -20,7 +20,7 @@ import xgrammar
 from llguidance import LLMatcher
 
 from benchmarks.structured_output.schemas import bfcl_schemas
-from perilune.grammar.library import read_vocabulary
+from perilune.grammar.backends.guidance import read_vocabulary
 from perilune.grammar.schema.plain import plain_schema
 from perilune.grammar.schema.rule import json_rule
 from perilune.text.tokenizer import Tokenizer

@@ -36,6 +36,9 @@ CacheDtype = Annotated[
     str, typer.Option(help="Cached rows of attention: auto is the compute dtype; fp8 or int8 take half the bytes.")
 ]
 IndexCacheDtype = Annotated[str, typer.Option(help="Cached index keys (K3.1): auto, fp8, int8 or mxfp4.")]
+GrammarBackend = Annotated[
+    str, typer.Option(help="Library that compiles grammars: llguidance; xgrammar, the extra of that name.")
+]
 NumBlocks = Annotated[int | None, typer.Option(help="Size of the cache in blocks of 16 tokens.", min=1)]
 CacheMemory = Annotated[
     str | None, typer.Option(help="Size of the cache, as 512M or 4G; what is free by default.", metavar="SIZE")

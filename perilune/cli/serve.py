@@ -87,6 +87,7 @@ def serve_command(
     draft_rule: options.DraftRule = "matching",
     draft_rope_theta: options.DraftRopeTheta = None,
     draft_rope_interleaved: options.DraftRopeInterleaved = None,
+    grammar_backend: options.GrammarBackend = "llguidance",
     threads: options.Threads = None,
     profile: Profile = "open",
     drain_timeout: Annotated[float, typer.Option(help="Seconds that answers may take to finish at shutdown.")] = 30.0,

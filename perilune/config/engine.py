@@ -5,6 +5,7 @@ Says what was asked for; what a machine makes of the open values is decided wher
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 
 from perilune.config.model import ModelConfig, NormEps
@@ -28,6 +29,8 @@ DRAFT_FOLDER = "draft"
 NGRAM_DRAFTS = 7
 FCFS, PRIORITY = "fcfs", "priority"
 SCHEDULING_POLICIES = (FCFS, PRIORITY)
+LLGUIDANCE, XGRAMMAR = "llguidance", "xgrammar"
+GRAMMAR_BACKENDS = (LLGUIDANCE, XGRAMMAR)
 
 # what is served when no checkpoint is named
 DEMO_CHECKPOINT = Path(__file__).parent.parent / "demo"
@@ -65,7 +68,8 @@ class EngineConfig:
     change no token of any answer;
     "token" and "block" draw a draft model's guesses where answers are drawn, so that more of them stay, and keep the
     law of the answers, not the tokens of a seed. `draft_rope_theta` and `draft_rope_interleaved` are for drafts whose
-    configuration leaves that open or wrong. `ops` maps an op's name to the backend it must use.
+    configuration leaves that open or wrong. `grammar_backend` names the library that compiles what constrains answers,
+    which must be installed. `ops` maps an op's name to the backend it must use.
     """
 
     max_num_seqs: int = 16
@@ -96,6 +100,7 @@ class EngineConfig:
     draft_rule: str = MATCHING
     draft_rope_theta: float | None = None
     draft_rope_interleaved: bool | None = None
+    grammar_backend: str = LLGUIDANCE
     eps: NormEps = field(default_factory=NormEps)
     ops: Mapping[str, str] = field(default_factory=dict)
 
@@ -135,10 +140,16 @@ class EngineConfig:
             "index_cache_dtype": INDEX_CACHE_DTYPES,
             "scheduling_policy": SCHEDULING_POLICIES,
             "draft_rule": DRAFT_RULES,
+            "grammar_backend": GRAMMAR_BACKENDS,
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
+        if self.grammar_backend == XGRAMMAR and find_spec(XGRAMMAR) is None:
+            raise ConfigError(
+                "grammar_backend is xgrammar, which is not installed: pip install 'perilune[xgrammar]', or leave "
+                "llguidance to compile grammars"
+            )
         self._check_eps()
         for op, backend in self.ops.items():
             if not (isinstance(op, str) and isinstance(backend, str)):

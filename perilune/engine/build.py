@@ -259,4 +259,5 @@ def assemble_engine(
         images=images,
         tiers=tiers,
         drafting=drafting,
+        grammar_backend=config.grammar_backend,
     )

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from perilune.cache.manager import CacheManager
 from perilune.cache.tiers.ledger import Carry
 from perilune.cache.tiers.store import TierStats
+from perilune.config.engine import LLGUIDANCE
 from perilune.engine.batch import ScheduledBatch, ScheduledSequence, StepResult
 from perilune.engine.policy.budget import StepBudget
 from perilune.engine.policy.check import CoreLimits as CoreLimits
@@ -133,12 +134,13 @@ class EngineCore:
         images: Pictures | None = None,
         tiers: Tiers | None = None,
         drafting: Drafting | None = None,
+        grammar_backend: str = LLGUIDANCE,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.limits = limits
         self.tokenizer = tokenizer
         self.check_request = RequestCheck(limits, cache.capacity_tokens, has_tokenizer=tokenizer is not None)
-        self._compiler = None if tokenizer is None else GrammarCompiler(tokenizer, limits.vocab_size)
+        self._compiler = None if tokenizer is None else GrammarCompiler(tokenizer, limits.vocab_size, grammar_backend)
         self._runner = runner
         self._cache = cache
         self._scheduler = Scheduler(

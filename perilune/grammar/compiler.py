@@ -3,10 +3,9 @@
 import threading
 from collections import OrderedDict
 
-from llguidance import LLMatcher, LLTokenizer
-
+from perilune.config.engine import LLGUIDANCE
 from perilune.errors import RequestError
-from perilune.grammar.library import Refusal, build, read_vocabulary
+from perilune.grammar.backends.library import Library, Matcher, Refusal, load_library
 from perilune.grammar.matcher import GrammarState
 from perilune.grammar.sandbox import Sandbox, TookTooMuch
 from perilune.grammar.spec import Grammar
@@ -27,22 +26,24 @@ class NotQuick(Exception):
 class GrammarCompiler:
     """Turns grammars into states for requests; every method may be called from any thread, also side by side.
 
-    `vocab_size` is the model's, which may be larger than the tokenizer's.
+    `vocab_size` is the model's, which may be larger than the tokenizer's. `library` is the name of the one
+    that compiles.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, library: str = LLGUIDANCE):
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
-        self._sandbox = Sandbox(tokenizer, vocab_size)
+        self._sandbox = Sandbox(tokenizer, vocab_size, library)
         self._lock = threading.Lock()
-        self._vocabulary: LLTokenizer | None = None
-        self._results: OrderedDict[tuple[str, ...], LLMatcher | Refusal] = OrderedDict()
+        self._name = library
+        self._library: Library | None = None
+        self._results: OrderedDict[tuple[str, ...], Matcher | Refusal] = OrderedDict()
         self._num_bytes = 0
 
     def warm_up(self) -> None:
         """Read the vocabulary here and in the process for trials, which the first compilation would otherwise do."""
         self._sandbox.start()
-        self._read_vocabulary()
+        self._loaded()
 
     def compile(self, grammar: Grammar, *, is_quick: bool = False) -> GrammarState:
         """The state of a request at its beginning; RequestError, naming the field, for what cannot be compiled.
@@ -56,7 +57,7 @@ class GrammarCompiler:
             if result is not None:
                 self._results.move_to_end(key)
         if result is None:
-            result = self._judge(grammar, is_quick) or build(self._read_vocabulary(), grammar.source)
+            result = self._judge(grammar, is_quick) or self._loaded().build(grammar.source)
             self._keep(key, result)
         if isinstance(result, Refusal):
             raise RequestError(result.message, param=result.field)
@@ -82,7 +83,7 @@ class GrammarCompiler:
                 field,
             )
 
-    def _keep(self, key: tuple[str, ...], result: LLMatcher | Refusal) -> None:
+    def _keep(self, key: tuple[str, ...], result: Matcher | Refusal) -> None:
         with self._lock:
             if key in self._results:
                 return
@@ -92,8 +93,8 @@ class GrammarCompiler:
                 oldest, _ = self._results.popitem(last=False)
                 self._num_bytes -= len(oldest[0])
 
-    def _read_vocabulary(self) -> LLTokenizer:
+    def _loaded(self) -> Library:
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = read_vocabulary(self._tokenizer, self.vocab_size)
-            return self._vocabulary
+            if self._library is None:
+                self._library = load_library(self._name, self._tokenizer, self.vocab_size)
+            return self._library

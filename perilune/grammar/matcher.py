@@ -4,8 +4,7 @@ import ctypes
 from collections.abc import Sequence
 from copy import copy
 
-from llguidance import LLMatcher
-
+from perilune.grammar.backends.library import Matcher
 from perilune.grammar.spec import Gate
 from perilune.text.tokenizer import Tokenizer
 
@@ -18,7 +17,7 @@ class GrammarState:
     Not to be used by two threads at once. Once `error` says something no token is allowed any more.
     """
 
-    def __init__(self, matcher: LLMatcher, gate: Gate, tokenizer: Tokenizer, vocab_size: int):
+    def __init__(self, matcher: Matcher, gate: Gate, tokenizer: Tokenizer, vocab_size: int):
         self.error: str | None = None
         self._matcher = matcher
         self._gate = gate

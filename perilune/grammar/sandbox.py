@@ -10,7 +10,7 @@ import weakref
 import msgspec
 
 from perilune.errors import RequestError
-from perilune.grammar.library import Refusal
+from perilune.grammar.backends.library import Refusal
 from perilune.grammar.spec import Grammar
 from perilune.grammar.trial import Order, Setup, Verdict, receive, send
 from perilune.text.tokenizer import Tokenizer
@@ -26,7 +26,8 @@ class TookTooMuch(Exception):
 class Sandbox:
     """Runs trials side by side; may be used from any thread. The process starts with the first one, or `start`."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int):
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, library: str):
+        self._library = library
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._lock = threading.Lock()
@@ -91,7 +92,7 @@ class Sandbox:
             ]
             self._control, self._process = control, process
             self._finalizer = weakref.finalize(self, _close, control, process)
-            send(control, Setup(ranks, names, self._vocab_size))
+            send(control, Setup(ranks, names, self._vocab_size, self._library))
         return self._control
 
     def _end(self) -> None:

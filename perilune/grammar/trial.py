@@ -12,9 +12,8 @@ import socket
 import sys
 
 import msgspec
-from llguidance import LLTokenizer
 
-from perilune.grammar.library import Refusal, judge, read_vocabulary
+from perilune.grammar.backends.library import Library, Refusal, judge, load_library
 from perilune.grammar.spec import Grammar
 from perilune.text.tokenizer import Tokenizer
 
@@ -25,11 +24,12 @@ LENGTH_BYTES = 8
 
 
 class Setup(msgspec.Struct):
-    """The vocabulary of the engine."""
+    """The vocabulary of the engine, and the name of the library that compiles for it."""
 
     ranks: list[bytes]
     names: list[str]
     vocab_size: int
+    library: str
 
 
 class Order(msgspec.Struct):
@@ -74,7 +74,7 @@ def serve(control: socket.socket) -> None:
         return
     setup = msgspec.msgpack.decode(body, type=Setup)
     tokenizer = Tokenizer({token: rank for rank, token in enumerate(setup.ranks)}, setup.names)
-    vocabulary = read_vocabulary(tokenizer, setup.vocab_size)
+    library = load_library(setup.library, tokenizer, setup.vocab_size)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
@@ -84,19 +84,19 @@ def serve(control: socket.socket) -> None:
             try:
                 control.close()
                 with socket.socket(fileno=descriptors[0]) as connection:
-                    _try(connection, vocabulary)
+                    _try(connection, library)
             finally:
                 os._exit(0)
         os.close(descriptors[0])
 
 
-def _try(connection: socket.socket, vocabulary: LLTokenizer) -> None:
+def _try(connection: socket.socket, library: Library) -> None:
     body = receive(connection)
     if body is None:
         return
     order = msgspec.msgpack.decode(body, type=Order)
     _bound(order.cpu_s)
-    send(connection, Verdict(judge(vocabulary, order.grammar)))
+    send(connection, Verdict(judge(library, order.grammar)))
 
 
 def _bound(cpu_s: float) -> None:

@@ -71,7 +71,7 @@ def test_the_process_for_trials_ends_with_the_one_that_started_it():
     program = (
         "from perilune.grammar.sandbox import Sandbox\n"
         "from perilune.text.tokenizer import Tokenizer\n"
-        "sandbox = Sandbox(Tokenizer.from_ranks({bytes([n]): n for n in range(256)}), 512)\n"
+        "sandbox = Sandbox(Tokenizer.from_ranks({bytes([n]): n for n in range(256)}), 512, 'llguidance')\n"
         "sandbox.start()\n"
         "print(sandbox._process.pid)\n"
     )
