@@ -11,7 +11,7 @@ a command of its own (`train/draft.py`), the checkpoint is written by `train/exp
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -152,14 +152,20 @@ class StageRun:
         self.spent_s, self.num_steps, self.num_tokens = state["clock"]  # type: ignore[misc]
 
 
+def file_before(name: str, out: Path) -> Path | None:
+    """What the stage before this one left; None for the first."""
+    number = list(STAGES).index(name)
+    return out / f"{list(STAGES)[number - 1]}.pt" if number else None
+
+
 def train(name: str, out: Path, start: Path | None, minutes: float, seed: int) -> StageRun:
     """Runs, or goes on with, a stage in `out` until its time is spent."""
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.load(DATA_DIR)
     model = started_model(skilled_config(tokenizer.num_ranks), start, tokenizer, seed)
-    before = list(STAGES)[: list(STAGES).index(name)]
-    if start is None and before:
-        model.load_state_dict(torch.load(out / f"{before[-1]}.pt")["model"])
+    before = file_before(name, out)
+    if start is None and before is not None:
+        model.load_state_dict(torch.load(before)["model"])
     run = StageRun(STAGES[name], model, minutes * 60)
     saved = out / f"{name}.pt"
     if saved.exists():
@@ -188,14 +194,17 @@ def train(name: str, out: Path, start: Path | None, minutes: float, seed: int) -
     return run
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"))
     parser.add_argument("--start", type=Path, help="checkpoint to go on from instead of the stage before")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
+    before = file_before(arguments.stage, arguments.out)
+    if arguments.start is None and before is not None and not before.exists():
+        parser.error(f"{before} does not exist: run the stage before {arguments.stage} first, or name a --start")
     fuse_ops()
     train(arguments.stage, arguments.out, arguments.start, arguments.minutes, arguments.seed)
 

@@ -20,7 +20,7 @@ from train.skills.exactness import held_out_exactness
 from train.skills.passes import answer_loss, forward_batch
 from train.skills.supply import SKILLS, Batches, Collator, SkillBatch, held_out_dialogues
 from train.split import FIRST_EVALUATION_SEED
-from train.stage import STAGES, StageRun
+from train.stage import STAGES, StageRun, main
 from train.start import started_model
 
 
@@ -147,3 +147,10 @@ def test_an_exported_stage_answers_like_the_trained_model(
         wanted, found = (m(forward_batch(m, batch)) for m in (run.model, model))
     # the experts round alike on both sides; the rest is stored in bfloat16
     assert (found - wanted).norm() / wanted.norm() < 0.05
+
+
+def test_a_stage_without_the_one_before_it_says_what_to_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main(["experts", "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    assert "pictures.pt does not exist: run the stage before experts first" in capsys.readouterr().err
