@@ -85,6 +85,8 @@ class Drafting(Protocol):
 
     def keep(self, taken: Mapping[str, Sequence[int]]) -> None: ...
 
+    def force(self) -> None: ...
+
     def stats(self) -> DraftStats: ...
 
 
@@ -211,6 +213,11 @@ class EngineCore:
         """Prepare what the first constrained request would otherwise wait for; safe to call from any thread."""
         if self._compiler is not None:
             self._compiler.warm_up()
+
+    def force_guesses(self) -> None:
+        """Have every step verify as many guesses as there is room for: shows how often they are right."""
+        if self._drafting is not None:
+            self._drafting.force()
 
     def compile(self, message: GenerateRequest, *, is_quick: bool = False) -> GrammarState | None:
         """The grammar of a request, ready to be followed; safe to call from any thread.

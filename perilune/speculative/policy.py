@@ -27,6 +27,8 @@ _WEIGHT = 0.1
 # Steps that take so many times as long as expected are passed over, unless so many come in a row.
 _STRANGE = 2.0
 _MOST_STRANGE = 8
+# How often a good draft is right at a place behind right ones.
+GOOD = 0.8
 # After so many rounds a draft is judged: at the first place, and at the second against the first.
 _JUDGED_ROUNDS = 256
 _MISMATCHED = 0.1
@@ -70,6 +72,21 @@ class StepCosts:
     plain: StepTimes
     verifying: StepTimes
     drafting: StepTimes
+
+    def can_pay(self, num_drafts: int) -> bool:
+        """Whether a good draft, right `GOOD` of the time at each place, would make any number of answers faster."""
+        survival = [GOOD ** (place + 1) for place in range(num_drafts)]
+        return any(
+            any(
+                choose_lengths(
+                    [survival] * count,
+                    self.verifying,
+                    self.drafting.of(count),
+                    plain_seconds=self.plain.of(count),
+                )
+            )
+            for count in self.plain.rows
+        )
 
 
 _FREE = StepTimes((1, 2), (1.0, 1.0))
@@ -134,15 +151,17 @@ class DraftPolicy:
         self._trial_length = TRIAL_LENGTH
         self._num_rounds = self._num_drafted = self._num_steps = self._num_plain_steps = 0
         self._is_judged = not is_model
+        self.is_off = False  # then nothing is ever verified
+        self.is_forced = False  # then all there is room for is verified, whatever it costs
 
     def rests(self) -> bool:
         """Whether the next step verifies nothing whatever its answers are; to be asked once before each step.
 
         For a step of a small model even the question is dear.
         """
-        if self._num_resting == 0:
+        if self.is_forced or (self._num_resting == 0 and not self.is_off):
             return False
-        self._num_resting -= 1
+        self._num_resting = max(0, self._num_resting - 1)
         self._num_idle += 1
         self._num_steps += 1
         self._num_plain_steps += 1
@@ -152,7 +171,7 @@ class DraftPolicy:
     @property
     def wants_time(self) -> bool:
         """Whether what the resting step takes is to be told to `observe_rest`: the last of a rest is looked at."""
-        return self._num_resting == 0
+        return self._num_resting == 0 and not self.is_off
 
     def observe_rest(self, num_answers: int, seconds: float | None) -> None:
         """Learn what a resting step took; None where prompts shared it."""
@@ -162,6 +181,8 @@ class DraftPolicy:
     def lengths(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
         """How many drafts each of these answers should verify, at most `most` of each and `budget` in all."""
         self._is_trial, self._num_right = False, 0
+        if self.is_forced:
+            return _filled([1] * len(requests), most, budget)
         if not requests or budget <= 0:
             return [0] * len(requests)
         if self._credit < 0:
@@ -185,7 +206,7 @@ class DraftPolicy:
 
     def trimmed(self, chances: Sequence[Sequence[float]]) -> list[int]:
         """How many of the drafts that are made already are worth verifying; `chances` are what their maker thinks."""
-        if self._is_trial:
+        if self._is_trial or self.is_forced:
             return [len(found) for found in chances]
         survivals = [list(accumulate(map(self._calibration.of, found), mul)) for found in chances]
         return self._choose(survivals, 0.0, sum(map(len, survivals)))

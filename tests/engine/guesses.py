@@ -30,6 +30,7 @@ class Guesser:
 def always_guess(core, proposer=None):
     """Have an engine verify all guesses that there is room for, whatever they cost and however few were right."""
     drafting = core._drafting
+    drafting.switch(is_on=True)
 
     def lengths(requests, most, budget):
         found = []

@@ -40,6 +40,7 @@ def make_core(parts, *, owes, **changed):
     """An engine that never guesses; what its steps owe is put off or written at once."""
     model, draft, settings = parts
     core = assemble_engine(model, None, replace(settings, **changed), weights="these", draft=draft)
+    core._drafting.switch(is_on=True)
     core._drafting.policy.rests = lambda: True
     if not owes:
         core._drafting._owed = None
@@ -157,3 +158,32 @@ def test_what_a_failed_step_owes_is_forgotten(parts, monkeypatch):
         run(core, messages[1:])
         core._runner.settle()
     assert torch.equal(draft_rows(late), draft_rows(prompt))
+
+
+def test_an_engine_whose_guessing_is_off_leaves_nothing_and_can_be_switched_on(parts):
+    messages = requests(parts[0].config.vocab_size)
+    core = make_core(parts, owes=True)
+    del core._drafting.policy.rests
+    draft_rows(core).zero_()
+    core._drafting.switch(is_on=False)
+    outputs = run(core, messages)
+    core._runner.settle()
+    assert draft_rows(core).count_nonzero() == 0
+    drafts = core.stats().drafts
+    assert drafts.num_plain_steps == drafts.num_steps > 0
+    core.force_guesses()
+    again = [replace(message, request_id=f"{message.request_id} again") for message in messages]
+    found = run(core, again)
+    assert core.stats().drafts.num_drafted > 0
+    assert [tokens_of(found[message.request_id]) for message in again] == [
+        tokens_of(outputs[message.request_id]) for message in messages
+    ]
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_guessing_that_cannot_pay_is_off_from_the_start_and_says_so(parts, pays, monkeypatch, caplog):
+    model, draft, settings = parts
+    monkeypatch.setattr("perilune.speculative.policy.StepCosts.can_pay", lambda *_: pays)
+    core = assemble_engine(model, None, settings, draft=draft)
+    assert core._drafting.policy.is_off is not pays
+    assert ("stays off" in caplog.text) is not pays

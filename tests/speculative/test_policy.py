@@ -195,3 +195,25 @@ def test_what_was_verified_is_counted():
     assert (stats.tried, stats.kept) == ((2, 2, 0), (2, 1, 0))
     assert (stats.num_rounds, stats.num_drafted, stats.num_accepted) == (2, 5, 3)
     assert (stats.num_steps, stats.num_plain_steps) == (2, 1)
+
+
+def test_whether_drafting_can_pay_is_seen_from_what_steps_cost():
+    assert CHEAP.can_pay(7)
+    assert not DEAR.can_pay(7)
+    assert not replace(CHEAP, drafting=StepTimes((1, 64), (9.0, 99.0))).can_pay(7)
+    # for one answer it pays, for many it does not
+    times = StepTimes((1, 8, 64), (1.0, 1.0, 8.0))
+    assert StepCosts(times, times, StepTimes((1, 64), (0.0, 0.0))).can_pay(7)
+
+
+def test_a_policy_that_is_off_rests_and_one_that_is_forced_never_does():
+    off, forced = policy_with(CHEAP), policy_with(DEAR)
+    off.is_off = forced.is_forced = True
+    assert all(off.rests() for _ in range(50))
+    assert off.stats().num_plain_steps == off.stats().num_steps == 50
+    assert not off.wants_time
+    for _ in range(50):
+        assert not forced.rests()
+        assert forced.lengths([object(), object()], [7, 3], 1000) == [7, 3]
+        assert forced.lengths([object(), object()], [7, 7], 9) == [7, 2]
+        assert forced.trimmed([(0.01,) * 5]) == [5]

@@ -33,9 +33,9 @@ class DraftRun:
     """Answers of one kind of text, `batch` at once. Rates are tokens of all answers per second, each a
     median between quartiles.
 
-    `speed_up` is that of `num_pairs` pairs of runs. `acceptance` holds for each place the share of guesses that were
-    right among those behind right ones, None where none was verified; `mean_length` the tokens that an answer got from
-    a step which verified some for it, 0 where none did; `plain_steps` the share of steps that verified nothing;
+    `speed_up` is that of `num_pairs` pairs of runs, of whose steps the share `plain_steps` verified nothing. Of answers
+    whose every step verifies all it can, `acceptance` holds for each place the share of guesses that were right among
+    those behind right ones, None where there was none; `mean_length` is what a step yielded, 0 where none verified any;
     `num_differing` the answers that were not those without guesses, which never happens with the native core.
     """
 
@@ -66,6 +66,8 @@ class DraftBench:
         plain = replace(config, speculative=OFF, num_drafts=None, draft_rope_theta=None, draft_rope_interleaved=None)
         self._plain = assemble_engine(model, None, plain)
         self._speculative = assemble_engine(model, None, config, draft=draft)
+        self._forced = assemble_engine(model, None, config, draft=draft)
+        self._forced.force_guesses()
         self._num_tokens = num_tokens
 
     def run(self, batches: Sequence[int], on_run: Callable[[DraftRun], None]) -> list[DraftRun]:
@@ -79,7 +81,8 @@ class DraftBench:
 
     def _run_kind(self, kind: str, batch: int) -> DraftRun:
         num_differing = sum(self._pair(kind, batch, -1 - number)[1] for number in range(WARM_UP_RUNS))
-        before, began_s = self._drafts, time.perf_counter()
+        shares = self._forced_shares(kind, batch)
+        before, began_s = self._speculative.stats().drafts, time.perf_counter()
         rates = list[tuple[float, float]]()
         while len(rates) < RUNS or (len(rates) < MOST_RUNS and time.perf_counter() - began_s < LEAST_S):
             pair, differing = self._pair(kind, batch, len(rates))
@@ -93,7 +96,8 @@ class DraftBench:
             Spread.quartiles(plain),
             Spread.quartiles(speculative),
             Spread.quartiles([fast / slow for slow, fast in rates]),
-            *_shares(before, self._drafts),
+            *shares,
+            _share_of_plain(before, self._speculative.stats().drafts),
             num_differing,
         )
 
@@ -107,11 +111,19 @@ class DraftBench:
             (rate, answers), (guessing_rate, guessed) = (_rate(core, groups) for core in cores)
         return (rate, guessing_rate), sum(answers[name] != guessed[name] for name in answers)
 
-    @property
-    def _drafts(self) -> DraftStats:
-        drafts = self._speculative.stats().drafts
-        assert drafts is not None
-        return drafts
+    def _forced_shares(self, kind: str, batch: int) -> tuple[tuple[float | None, ...], float]:
+        """Acceptance by place and mean length where every step verifies all it can."""
+        before = self._forced.stats().drafts
+        for number in range(WARM_UP_RUNS):
+            _rate(self._forced, self._groups(kind, batch, seed=number))
+        after = self._forced.stats().drafts
+        assert before is not None
+        assert after is not None
+        tried = [b - a for a, b in zip(before.tried, after.tried, strict=True)]
+        kept = [b - a for a, b in zip(before.kept, after.kept, strict=True)]
+        rounds = after.num_rounds - before.num_rounds
+        acceptance = tuple(k / t if t else None for k, t in zip(kept, tried, strict=True))
+        return acceptance, 1 + sum(kept) / rounds if rounds else 0.0
 
     def _groups(self, kind: str, batch: int, seed: int) -> list[list[GenerateRequest]]:
         """What is asked one after the other: more questions, whose answers are short and end by themselves."""
@@ -147,14 +159,10 @@ def _rate(core: EngineCore, groups: Sequence[Sequence[GenerateRequest]]) -> tupl
     return num_tokens / seconds, answers
 
 
-def _shares(before: DraftStats, after: DraftStats) -> tuple[tuple[float | None, ...], float, float]:
-    """Acceptance by place, mean length and the share of plain steps, of what came between."""
-    tried = [b - a for a, b in zip(before.tried, after.tried, strict=True)]
-    kept = [b - a for a, b in zip(before.kept, after.kept, strict=True)]
-    rounds, steps = after.num_rounds - before.num_rounds, after.num_steps - before.num_steps
-    acceptance = tuple(k / t if t else None for k, t in zip(kept, tried, strict=True))
-    mean_length = 1 + sum(kept) / rounds if rounds else 0.0
-    return acceptance, mean_length, (after.num_plain_steps - before.num_plain_steps) / steps
+def _share_of_plain(before: DraftStats | None, after: DraftStats | None) -> float:
+    assert before is not None
+    assert after is not None
+    return (after.num_plain_steps - before.num_plain_steps) / (after.num_steps - before.num_steps)
 
 
 def render(run: DraftRun) -> str:

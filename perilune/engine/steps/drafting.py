@@ -110,6 +110,17 @@ class Drafting:
             )
             self._owed.begin(batch, has_guesses=has_guesses)
 
+    def switch(self, *, is_on: bool) -> None:
+        """Off, steps are those of an engine that never guesses: not even what proposers read is left."""
+        self.policy.is_off = not is_on
+        if self._owed is not None:
+            self._owed.switch(is_on=is_on)
+
+    def force(self) -> None:
+        """From now on every step verifies as many guesses as there is room for, whatever they cost."""
+        self.switch(is_on=True)
+        self.policy.is_forced = True
+
     def settle(self) -> None:
         """Has everything in the cache that was put off."""
         if self._owed is not None:

@@ -24,8 +24,15 @@ class OwedRows:
         self._sequences: list[ScheduledSequence] = []
         self._running: Sequence[ScheduledSequence] = ()
 
+    def switch(self, *, is_on: bool) -> None:
+        """Whether context rows are left at all; of answers that run they are missing where they were not."""
+        self.write()
+        self._model.is_blind, self._model.owes = not is_on, False
+
     def begin(self, batch: ScheduledBatch, *, has_guesses: bool) -> None:
         """To be called before a step does anything; `has_guesses` says that it makes or verifies some."""
+        if self._model.is_blind:
+            return
         sequences = batch.sequences
         owes = not (has_guesses or batch.moves or batch.transfers) and _is_plain(sequences)
         if self._running or not owes or len(self._sequences) + len(sequences) > MOST_OWED:

@@ -1,5 +1,7 @@
 """Puts together what an engine guesses with: who guesses, what verified tokens leave, and what steps cost."""
 
+import logging
+
 from perilune.cache.spec import bytes_per_slot
 from perilune.cache.storage import CacheStorage
 from perilune.config.engine import BLOCK, MATCHING, NGRAM, NGRAM_DRAFTS, EngineConfig
@@ -12,8 +14,10 @@ from perilune.engine.steps.runner import ModelRunner
 from perilune.models.draft.model import DraftModel
 from perilune.models.draft.tapped import TappedModel, owed_bytes
 from perilune.models.model import KimiModel
-from perilune.speculative.policy import DraftPolicy
+from perilune.speculative.policy import GOOD, DraftPolicy
 from perilune.speculative.verify import accept_block, accept_tokens
+
+_LOG = logging.getLogger(__name__)
 
 
 def num_verified_rows(config: EngineConfig, num_drafts: int) -> int:
@@ -76,4 +80,14 @@ class Speculation:
             num_blocks=plan.num_blocks,
             vocab_size=self.model.config.vocab_size,
         )
-        drafting.policy.costs = meter.measure() or drafting.policy.costs
+        costs = meter.measure()
+        if costs is None:
+            return
+        drafting.policy.costs = costs
+        if self.draft is not None and not costs.can_pay(self.num_drafts):
+            _LOG.warning(
+                "guessing with this draft stays off: here it would not pay for any number of answers if %.0f %% of its "
+                "guesses were right at each place",
+                100 * GOOD,
+            )
+            drafting.switch(is_on=False)

@@ -36,14 +36,15 @@ class TappedModel:
         self._owed = torch.empty(num_taps, MOST_OWED, hidden, dtype=draft.dtype)
         self._num_owed = torch.zeros(num_taps, 1, dtype=torch.int64)
         self.owes = False
+        self.is_blind = False
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
         """Those of the target and of the draft."""
         return (*self.target.cache_groups(), *self.draft.cache_groups())
 
     def way(self, longest: int) -> int:
-        """As the target's; passes that owe their context rows take another."""
-        return 2 * self.target.way(longest) + self.owes
+        """As the target's; passes that owe their context rows, or leave none, take others."""
+        return 3 * self.target.way(longest) + (2 if self.is_blind else self.owes)
 
     def take_faults(self) -> dict[int, str]:
         """As the target's."""
@@ -75,8 +76,10 @@ class TappedModel:
     def __call__(self, batch: ForwardBatch) -> Tensor:
         """-> the target's logits [R, vocab]; writes the rows of both models into `batch.cache`.
 
-        While it `owes`, the draft's are put off; at most `MOST_OWED` can be.
+        While it `owes`, the draft's are put off; at most `MOST_OWED` can be. While it `is_blind`, there are none.
         """
+        if self.is_blind:
+            return self.target(batch)
         if self.owes:
             return self.target(batch, self._put_off)
         num_tokens, num_taps = batch.token_ids.shape[0], len(self._places)
