@@ -17,6 +17,8 @@ MAX_PROPERTIES = 1024
 # A number without limits could have an exponent that no float holds, or more digits than readers take.
 LARGEST_NUMBER = 10**18
 
+_RANGE = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
+
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 LIMITS = {*LOWER, *UPPER}
@@ -26,6 +28,8 @@ OF_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
 SUBSCHEMAS = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _SAYS_NOTHING = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
 _ANY = "perilune_any"
+# numbers without limits; referred to, since the compiler takes half a millisecond for each range
+_FREE_NUMBERS = {"integer": "perilune_integer", "number": "perilune_number"}
 # what addresses are relative to where a schema has none
 _BASE = "json-schema:///"
 # one blank at most wherever JSON allows any number, so that no answer consists of blanks
@@ -78,28 +82,29 @@ def json_rule(schema: object) -> str:
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the schema cannot be written as JSON: {error}") from error
     # where schemas are intersected the compiler follows no recursion, so there what is free stays free
-    anything = None if any(f'"{name}"' in text for name in _COMBINING) else {"$ref": _address(schema)}
+    anything = None if any(f'"{name}"' in text for name in _COMBINING) else {"$ref": _address(schema, _ANY)}
     written = _bounded(schema, anything)
     if isinstance(written, dict):
         definitions = written.get("$defs", {})
         if isinstance(definitions, Mapping):
-            written["$defs"] = {**definitions, _ANY: _any_schema({"$ref": _address(schema)})}
+            ranges = {name: {"type": kind, **_RANGE} for kind, name in _FREE_NUMBERS.items()}
+            written["$defs"] = {**definitions, _ANY: _any_schema({"$ref": _address(schema, _ANY)}), **ranges}
         written["x-guidance"] = _OPTIONS
     return f"%json {json.dumps(written, ensure_ascii=False)}"
 
 
-def _address(schema: object) -> str:
-    """Where the schema for anything lies, from wherever inside `schema`, whose parts may have their own."""
+def _address(schema: object, name: str) -> str:
+    """Where the definition `name` lies, from wherever inside `schema`, whose parts may have their own."""
     root = schema.get("$id", "") if isinstance(schema, Mapping) else ""
     root = root.rstrip("#") if isinstance(root, str) else ""
-    return f"{root if ':' in root else _BASE + root.lstrip('/')}#/$defs/{_ANY}"
+    return f"{root if ':' in root else _BASE + root.lstrip('/')}#/$defs/{name}"
 
 
 def _any_schema(anything: Schema) -> dict[str, Any]:
     return {
         "anyOf": [
             {"type": ["null", "boolean", "string"]},
-            {"type": "number", "minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER},
+            {"type": "number", **_RANGE},
             {"type": "array", "items": anything},
             {"type": "object", "additionalProperties": anything},
         ],
@@ -116,6 +121,10 @@ def _bounded(schema: object, anything: Schema | None) -> object:
     if not isinstance(schema, Mapping):
         return schema
     written = _inner(schema, anything)
+    kind = written.get("type")
+    if anything and kind in ("integer", "number") and not written.keys() - _SAYS_NOTHING - {"type"}:
+        del written["type"]
+        return {**written, "$ref": anything["$ref"].removesuffix(_ANY) + _FREE_NUMBERS[kind]}
     if anything and not schema.keys() - _SAYS_NOTHING - {"$schema", "$defs", "definitions", "$id"}:
         return {**written, **anything}
     kinds = written.get("type")
