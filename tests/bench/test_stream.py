@@ -6,7 +6,11 @@ import pytest
 from typer.testing import CliRunner
 
 from perilune.bench.stream.report import StreamReport, StreamRun, render_stream
+from perilune.bench.stream.run import bench_stream
 from perilune.cli.main import app
+from perilune.config.engine import EngineConfig
+from perilune.engine.build import load_model
+from perilune.errors import CapacityError
 from perilune.ops import _native
 
 needs_core = pytest.mark.skipif(_native.absence() is not None, reason=str(_native.absence()))
@@ -40,3 +44,12 @@ def test_a_cache_below_the_floor_is_refused(micro_checkpoint):
     result = CliRunner().invoke(app, ["bench", "stream", str(micro_checkpoint), "--cache", "1K"])
     assert result.exit_code != 0
     assert "give at least" in str(result.exception)
+
+
+@needs_core
+def test_page_faults_are_not_measured_where_experts_would_be_streamed(micro_checkpoint, monkeypatch):
+    config = EngineConfig(expert_cache_bytes=2**20)
+    streamed = load_model(micro_checkpoint, config)
+    monkeypatch.setattr("perilune.bench.stream.run.load_model", lambda checkpoint, config: streamed)
+    with pytest.raises(CapacityError, match="--page-faults maps every expert"):
+        bench_stream(micro_checkpoint, config, [2**20], 1, with_faults=True)

@@ -16,6 +16,7 @@ from perilune.checkpoint.streamed import find_experts
 from perilune.config.engine import EngineConfig
 from perilune.config.parse import load_model_config
 from perilune.engine.build import load_model
+from perilune.errors import CapacityError
 from perilune.models.accounting import expert_floor_bytes, expert_slot_bytes, num_experts_total
 from perilune.models.model import KimiModel
 from perilune.ops.moe import ExpertPlaces
@@ -68,6 +69,8 @@ def _run_streamed(checkpoint: Path, config: EngineConfig, places: ExpertPlaces, 
 
 def _run_mapped(checkpoint: Path, config: EngineConfig, places: ExpertPlaces, num_tokens: int) -> StreamRun:
     model = load_model(checkpoint, replace(config, expert_cache_bytes=None))
+    if model.stream is not None:
+        raise CapacityError("--page-faults maps every expert, and memory holds too few of them here: leave it out")
     engine = _started(model, config, num_tokens)
     for _ in range(_WARM_UP_STEPS):
         _step(engine)
