@@ -25,7 +25,7 @@ OPTIONS = {
         *["--prefix-cache", "--state-cache-memory", "--state-interval"],
         *["CHECKPOINT", "--api-key", "--cache-memory", "--drain-timeout", "--host", "--max-num-batched-tokens"],
         *["--allow-image-urls", "--image-cache-memory", "--max-num-seqs", "--num-blocks", "--port"],
-        *["--debug-routes", "--engine-process", "--log-format", "--log-level", "--step-timeout"],
+        *["--debug-routes", "--engine-process", "--grammar-backend", "--log-format", "--log-level", "--step-timeout"],
         *["--max-itl", "--max-waiting", "--profile", "--request-timeout", "--scheduling-policy"],
         *["--host-cache-bytes", "--kv-dir", "--kv-dir-bytes", "--served-model-name", *ENGINE],
     ],
