@@ -92,3 +92,9 @@ def test_a_tool_of_1024_required_numbers_compiles_where_one_of_few_does(compiler
     assert compiler.compile(text_grammar(json_body(schema, "f"))).error is None
     written = json_body(schema, "f").lark
     assert written.count('"maximum"') <= 4, "a range is written once, since each costs the compiler half a millisecond"
+
+
+def test_a_schema_that_is_only_a_reference_to_itself_is_refused_in_words(compiler):
+    error = refused(lambda: compiler.compile(text_grammar(json_body({"$ref": "#"}, "the.field"))))
+    assert (error.param, error.status) == ("the.field", 400)
+    assert "it refers to itself" in str(error)

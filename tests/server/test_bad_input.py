@@ -267,3 +267,13 @@ def test_a_history_of_too_many_calls_or_arguments_is_refused_before_it_is_writte
 def test_too_many_entries_are_refused_before_any_is_read(serve, path, name, value, says):
     body = {**BODIES.get(path, {}), name: value}
     assert says in post(serve(), path, json.dumps(body).encode())
+
+
+def test_millions_of_token_ids_are_refused_by_their_number_before_any_is_looked_at(server):
+    # a number that is no id stands in the midst and is not what the refusal tells of
+    ids = [1] * 1_000_000 + [-1]
+    answer = server.http.post("/v1/completions", json={"model": MODEL_NAME, "prompt": ids, "max_tokens": 3})
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    assert "1000001" in error["message"]

@@ -11,6 +11,9 @@ from perilune.text.tokenizer import Tokenizer
 # "at 1(8): failed to compile JSON schema: REASON 1 | start: ..."
 _AROUND_REASON = re.compile(r"^at \d+\(\d+\): (?:failed to compile JSON schema: )?| \d+ \| .*$")
 
+# llguidance of a $ref that leads back to itself
+_ENDLESS = "NoExtensionBias"
+
 
 @dataclass(frozen=True)
 class Refusal:
@@ -89,4 +92,6 @@ def _judge_part(library: Library, part: Part) -> Refusal | None:
 def reason(matcher: Matcher) -> str:
     """The library's own words, on one line and without the grammar around them."""
     words = " ".join(matcher.get_error().split())
+    if words.startswith(_ENDLESS):
+        return "it refers to itself, and nothing else says what it is"
     return _AROUND_REASON.sub("", words)[:300]

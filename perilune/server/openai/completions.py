@@ -65,11 +65,15 @@ def plan_completion(
     if request.best_of not in (None, request.n or 1):
         raise RequestError("best_of is not supported except equal to n", param="best_of", code="unsupported")
     check_profile(request, PROFILES[settings.profile], is_thinking=True)
-    if isinstance(request.prompt, list) and request.prompt and not isinstance(request.prompt[0], int):
-        num_choices(request, len(request.prompt), settings.max_choices)
+    max_tokens, is_echo_only = _max_tokens(request)
+    # by their number first: to look at each of millions takes seconds
+    if isinstance(request.prompt, list) and request.prompt:
+        if isinstance(request.prompt[0], int):
+            check_context(len(request.prompt), max_tokens, model, "prompt")
+        else:
+            num_choices(request, len(request.prompt), settings.max_choices)
     prompts = completion_prompts(request)
     n = num_choices(request, len(prompts), settings.max_choices)
-    max_tokens, is_echo_only = _max_tokens(request)
     params = sampling_params(
         request,
         max_tokens=max_tokens,
