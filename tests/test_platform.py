@@ -22,7 +22,7 @@ def test_without_a_limit_the_machine_s_free_memory_counts(tmp_path):
     proc, cgroup = make_machine(
         tmp_path, cgroup_lines="0::/a\n", files={"a/memory.max": "max\n", "a/memory.current": "5\n"}
     )
-    assert platform.available_memory_bytes(proc, cgroup) == 8 * GIB
+    assert platform.free_memory(proc, cgroup) == platform.FreeMemory(8 * GIB, "the free memory of this machine")
 
 
 def test_a_limit_cuts_it_and_page_cache_is_not_counted_as_used(tmp_path):
@@ -44,6 +44,7 @@ def test_a_parent_s_tighter_limit_wins(tmp_path):
     }
     proc, cgroup = make_machine(tmp_path, cgroup_lines="0::/a/b\n", files=files)
     assert platform.available_memory_bytes(proc, cgroup) == GIB
+    assert platform.free_memory(proc, cgroup).bound == f"the memory cgroup ({cgroup / 'a/memory.max'})"
 
 
 def test_the_older_layout_is_read_and_host_paths_that_are_absent_do_no_harm(tmp_path):
@@ -54,6 +55,7 @@ def test_the_older_layout_is_read_and_host_paths_that_are_absent_do_no_harm(tmp_
     }
     proc, cgroup = make_machine(tmp_path, cgroup_lines="4:memory:/docker/xyz\n1:cpu:/\n", files=files)
     assert platform.available_memory_bytes(proc, cgroup) == 2 * GIB
+    assert platform.free_memory(proc, cgroup).bound.endswith("memory/memory.limit_in_bytes)")
 
 
 def test_a_usage_above_the_limit_leaves_nothing(tmp_path):
