@@ -80,6 +80,22 @@ def test_streamed_json_of_short_and_long_inputs_at_once_ends_and_no_answer_is_on
     assert metric(metrics, "num_requests_running") == metric(metrics, "num_requests_waiting") == 0
 
 
+def test_free_answers_to_short_inputs_are_right_while_long_ones_are_read_and_none_repeats_one_character():
+    load = Load(max_num_seqs=8, num_blocks=600, max_itl_ms=200)
+    sums = {f"{index}+4=": str(index + 4) for index in range(10, 26)}
+    asked = {"stream": True, "max_tokens": 24}
+    crowd = [chat(text, **asked) for short in sums for text in (short, f"{LONG_TEXT} What is {short}?")]
+    ((*answers,),), _, _ = load.send(crowd)
+    for text, answer in zip(sums, answers[::2], strict=True):
+        chunks = events(answer)
+        content = joined(chunks, "content")
+        assert content.rstrip(".").endswith(sums[text]), (text, content)
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    for answer in answers[1::2]:
+        content = joined(events(answer), "content")
+        assert len(set(content)) > 2, content
+
+
 def test_the_context_that_is_told_is_one_that_can_be_served():
     load = Load(num_blocks=20, block_size=16, max_num_seqs=2)
     limit = load.engine.limits.max_model_len
