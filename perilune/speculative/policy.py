@@ -27,6 +27,8 @@ _WEIGHT = 0.1
 # Steps that take so many times as long as expected are passed over, unless so many come in a row.
 _STRANGE = 2.0
 _MOST_STRANGE = 8
+# So many times as long as expected is a pause of the machine, and no loss of that much.
+_PAUSE = 4.0
 # How often a good draft is right at a place behind right ones.
 GOOD = 0.8
 # After so many rounds a draft is judged: at the first place, and at the second against the first.
@@ -259,8 +261,9 @@ class DraftPolicy:
         if not is_usual or (num_verified == 0 and num_drafting > 0):
             self._account(num_answers, num_drafting, min(seconds, expected * _STRANGE))
             return
-        seconds = self._learn(seconds, expected, is_verifying=num_verified > 0)
-        self._account(num_answers, num_drafting, seconds)
+        self._learn(seconds, expected, is_verifying=num_verified > 0)
+        # what is not believed to be usual is lost all the same, but for pauses of the machine
+        self._account(num_answers, num_drafting, min(seconds, expected * _PAUSE))
 
     def _expected(self, num_answers: int, num_drafting: int, num_verified: int) -> float:
         """Seconds of a step, as far as it is known."""
@@ -271,8 +274,8 @@ class DraftPolicy:
             expected += self.costs.drafting.of(num_drafting)
         return expected * self._factors[num_verified > 0]
 
-    def _learn(self, seconds: float, expected: float, *, is_verifying: bool) -> float:
-        """Correct what such steps are expected to take; returns the seconds that are to be believed.
+    def _learn(self, seconds: float, expected: float, *, is_verifying: bool) -> None:
+        """Correct what such steps are expected to take.
 
         A step that takes much longer is believed only with others like it in a row: passes are recorded at times, and
         machines have pauses.
@@ -280,12 +283,11 @@ class DraftPolicy:
         if seconds > _STRANGE * expected:
             self._num_strange[is_verifying] += 1
             if self._num_strange[is_verifying] < _MOST_STRANGE:
-                return expected
+                return
         else:
             self._num_strange[is_verifying] = 0
         found = max(seconds / expected, 1 / _STRANGE)
         self._factors[is_verifying] *= 1 + _WEIGHT * (found - 1)
-        return seconds
 
     def _account(self, num_answers: int, num_drafting: int, seconds: float) -> None:
         """Book what a step lost or won against plain ones, so that estimates that are wrong cannot lose much."""

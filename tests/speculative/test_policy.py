@@ -217,3 +217,21 @@ def test_a_policy_that_is_off_rests_and_one_that_is_forced_never_does():
         assert forced.lengths([object(), object()], [7, 3], 1000) == [7, 3]
         assert forced.lengths([object(), object()], [7, 7], 9) == [7, 2]
         assert forced.trimmed([(0.01,) * 5]) == [5]
+
+
+def test_steps_that_are_often_far_dearer_than_usual_are_counted_as_lost():
+    policy, answer, lost = policy_with(CHEAP), Answer(0.55), 0.0
+    for step in range(3000):
+        if policy.rests():
+            continue
+        (length,) = policy.lengths([answer], [7], 1000)
+        if length == 0:
+            policy.observe_step(1, 0, 0, 1.0)
+            continue
+        accepted = answer.verify(length)
+        policy.observe(answer, length, accepted)
+        usual = CHEAP.verifying.of(1 + length) + CHEAP.drafting.of(1)
+        seconds = usual * (3.5 if step % 4 else 1.0)
+        policy.observe_step(1, 1, length, seconds)
+        lost += seconds - (1 + accepted)
+    assert lost < 0.03 * 3000
