@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from perilune.engine.request import FinishReason, RequestOutput
+from perilune.server.settings import ServerSettings
 from tests.server.conftest import END, MODEL_NAME, events
 
 SLOW_S = 3600.0
@@ -101,6 +102,45 @@ def test_an_error_in_mid_stream_is_the_last_event(serve, tokenizer):
     assert end == b""
     assert json.loads(last.removeprefix(b"data: "))["error"]["message"] == "logits are not finite"
     assert b"[DONE]" not in response.content
+
+
+@pytest.mark.parametrize("profile", ["kimi", "kvv"])
+@pytest.mark.parametrize(
+    ("cut", "finish_reason"),
+    [
+        ({"error": "logits are not finite", "reason": FinishReason.ERROR}, "unexpected_state"),
+        ({"error": "too slow", "reason": FinishReason.TIMEOUT}, "server_interrupted"),
+        ({"reason": FinishReason.ABORT}, "server_interrupted"),
+        ({"token_ids": ("no number",)}, "unknown"),
+    ],
+)
+def test_a_stream_of_moonshots_profiles_that_is_cut_ends_abnormally_and_without_an_error(
+    serve, tokenizer, profile, cut, finish_reason
+):
+    token_ids = tuple(tokenizer.encode("hello"))
+    server = serve(
+        lambda request: [output(request, token_ids=token_ids), output(request, **cut)],
+        settings=ServerSettings(profile=profile),
+    )
+    response = server.chat(stream=True, stream_options={"include_usage": True})
+    assert response.content.endswith(b"data: [DONE]\n\n")
+    *_, end, summary = events(response)
+    assert end["choices"][0]["finish_reason"] == finish_reason
+    assert end["choices"][0]["delta"] == {}
+    assert end["choices"][0]["usage"]["completion_tokens"] == len(token_ids)
+    assert summary["choices"] == []
+    assert summary["usage"] == end["choices"][0]["usage"]
+    assert all("error" not in event for event in events(response))
+    server.wait_until_idle()
+
+
+def test_an_error_before_the_first_token_is_an_ordinary_error_under_every_profile(serve):
+    script = [{"error": "logits are not finite", "reason": FinishReason.ERROR}]
+    for profile in ("open", "kimi", "kvv"):
+        server = serve(
+            lambda request: [output(request, **cut) for cut in script], settings=ServerSettings(profile=profile)
+        )
+        assert server.chat(stream=True).status_code == 500
 
 
 def test_a_fault_in_mid_stream_is_an_event_that_tells_only_the_log(serve, caplog):

@@ -1,5 +1,6 @@
 """The OpenAI chat completions dialect: a request to engine requests, their outputs to an answer or to frames."""
 
+import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -36,6 +37,7 @@ from perilune.text.prompt.room import Room
 from perilune.text.prompt.segments import PlacedPicture
 from perilune.text.tokenizer import Tokenizer
 
+LOG = logging.getLogger(__name__)
 DEFAULT_TOP_P = 0.95
 FIELD_OF_CHANNEL = {Channel.REASONING: "reasoning_content", Channel.CONTENT: "content", Channel.TEXT: "content"}
 
@@ -55,6 +57,7 @@ class ChatPlan:
     earlier_call_ids: tuple[str, ...] | None = None
     shows_token_ids: bool = False
     shows_usage_always: bool = False
+    ends_failures: bool = False
     pictures: tuple[PlacedPicture, ...] = ()
 
     def with_images(self, images: tuple[ImageInput, ...]) -> "ChatPlan":
@@ -122,6 +125,7 @@ def plan_chat(request: ChatRequest, model: ModelInfo, tokenizer: Tokenizer, sett
         earlier_call_ids=call_ids,
         shows_token_ids=bool(options.include_internal_content),
         shows_usage_always=bool(options.continuous_usage_stats),
+        ends_failures=profile.ends_failed_streams,
     )
 
 
@@ -152,11 +156,19 @@ async def stream_chat(
     """Run the plan and give the answer frame by frame; the first frame comes with the first output."""
     streams = [_ChoiceStream(plan, index, choice, tokenizer) for index, choice in enumerate(choices)]
     base = {**plan.base, "object": "chat.completion.chunk"}
-    async with dispatcher.open(plan.requests) as outputs:
-        async for index, output in outputs:
-            for shown in streams[index].push(output):
-                more = {"usage": usage(choices, len(choices))} if plan.shows_usage_always else {}
-                yield frame({**base, "choices": [shown], **more})
+    try:
+        async with dispatcher.open(plan.requests) as outputs:
+            async for index, output in outputs:
+                for shown in streams[index].push(output):
+                    more = {"usage": usage(choices, len(choices))} if plan.shows_usage_always else {}
+                    yield frame({**base, "choices": [shown], **more})
+    except Exception as error:
+        if not plan.ends_failures or not any(stream.has_begun for stream in streams):
+            raise
+        LOG.warning("a stream ends abnormally", exc_info=error)
+        for stream in streams:
+            for shown in stream.fail(_abnormal_reason(error)):
+                yield frame({**base, "choices": [shown]})
     if plan.has_usage_frame:
         yield frame({**base, "choices": [], "usage": usage(choices, len(choices))})
     yield DONE
@@ -170,23 +182,35 @@ class _ChoiceStream:
         self._index = index
         self._choice = choice
         self._tokenizer = tokenizer
-        self._has_begun = False
+        self.has_begun = False
         self._is_thinking = plan.requests[index].start_channel is Channel.REASONING
 
     def push(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """What one output adds, one kind of increment at a time, and at last the end with the usage."""
-        if not self._has_begun:
-            self._has_begun = True
-            yield self._shown({"role": "assistant", "content": ""})
+        yield from self._begin()
         for piece in self._choice.push(output):
             yield from self._increment(piece)
         if self._choice.finish_reason is not None:
-            yield {
-                **self._shown({}),
-                "finish_reason": self._choice.finish_reason,
-                "stop_reason": self._choice.stop_reason,
-                "usage": usage([self._choice], 1),
-            }
+            yield self._end(self._choice.finish_reason)
+
+    def fail(self, reason: str) -> Iterator[dict[str, Any]]:
+        """The end of a choice that had not ended, for an abnormal reason."""
+        if self._choice.finish_reason is None:
+            yield from self._begin()
+            yield self._end(reason)
+
+    def _begin(self) -> Iterator[dict[str, Any]]:
+        if not self.has_begun:
+            self.has_begun = True
+            yield self._shown({"role": "assistant", "content": ""})
+
+    def _end(self, finish_reason: str) -> dict[str, Any]:
+        return {
+            **self._shown({}),
+            "finish_reason": finish_reason,
+            "stop_reason": self._choice.stop_reason,
+            "usage": usage([self._choice], 1),
+        }
 
     def _increment(self, piece: Piece) -> Iterator[dict[str, Any]]:
         marker_ids = piece.marker_ids
@@ -207,6 +231,13 @@ class _ChoiceStream:
         if self._plan.shows_token_ids and token_ids:
             return {**delta, "internal_content": {"token_ids": token_ids}}
         return delta
+
+
+def _abnormal_reason(error: Exception) -> str:
+    """Moonshot's word for what cut a stream."""
+    if not isinstance(error, RequestError):
+        return "unknown"
+    return {429: "engine_overloaded", 500: "unexpected_state"}.get(error.status, "server_interrupted")
 
 
 def _delta(piece: Piece) -> dict[str, Any]:

@@ -12,7 +12,11 @@ MAX_ANSWER_TOKENS = 131_072
 
 @dataclass(frozen=True)
 class Profile:
-    """The only values that fields may have, and limits; a field that is not named may have any value."""
+    """The only values that fields may have, and limits; a field that is not named may have any value.
+
+    With `ends_failed_streams` a chat stream that fails when it has begun ends with an abnormal finish_reason, as
+    Moonshot's does, instead of an error.
+    """
 
     allowed: Mapping[str, tuple[float, ...]]
     can_turn_thinking_off: bool = True
@@ -20,6 +24,7 @@ class Profile:
     max_stop_bytes: int | None = None
     max_tools: int | None = None
     default_max_tokens: int | None = None
+    ends_failed_streams: bool = False
 
 
 _FIXED: Mapping[str, tuple[float, ...]] = {"n": (1,), "presence_penalty": (0.0,), "frequency_penalty": (0.0,)}
@@ -30,6 +35,7 @@ _SERVICE = Profile(
     max_stop_bytes=32,
     max_tools=128,
     default_max_tokens=MAX_ANSWER_TOKENS,
+    ends_failed_streams=True,
 )
 PROFILES: Mapping[str, Profile] = {
     "open": Profile({}),
