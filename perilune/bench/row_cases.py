@@ -78,6 +78,15 @@ def _rows(op: str, arguments: Callable[[rows.RowCase, torch.Generator], tuple[ob
     return build
 
 
+def append_rows(generator: torch.Generator) -> Iterator[BenchCase]:
+    """Rows of the hidden size, of steps of answers, into a pool with room for as many calls as are timed."""
+    for tokens in (1, 4):
+        case = rows.RowCase(name="", rows=tokens, width=HIDDEN).in_bfloat16()
+        _, end, x = rows.append_rows_arguments(case, generator)
+        pool = torch.zeros(1024 * tokens, HIDDEN, dtype=x.dtype)
+        yield BenchCase("append_rows", f"{tokens} tokens", ((pool, end, x),), Work(2 * x.nbytes, 0), is_cached=True)
+
+
 def store_packed_rows(generator: torch.Generator) -> Iterator[BenchCase]:
     """Latent rows of a step."""
     for tokens in (1, 64, 512):
@@ -97,7 +106,7 @@ BUILDERS: dict[str, Builder] = {
     "embed_rows": _rows("embed_rows", rows.embed_rows_arguments),
     "store_packed_rows": store_packed_rows,
     "store_rows": _rows("store_rows", rows.store_rows_arguments),
-    "append_rows": _rows("append_rows", rows.append_rows_arguments),
+    "append_rows": append_rows,
     "join_rows": _rows("join_rows", rows.join_rows_arguments),
     "add_rows": _rows("add_rows", rows.pair_arguments),
     "gate_rows": _rows("gate_rows", rows.pair_arguments),
