@@ -183,10 +183,10 @@ class DraftPolicy:
     def lengths(self, requests: Sequence[object], most: Sequence[int], budget: int) -> list[int]:
         """How many drafts each of these answers should verify, at most `most` of each and `budget` in all."""
         self._is_trial, self._num_right = False, 0
-        if self.is_forced:
-            return _filled([1] * len(requests), most, budget)
         if not requests or budget <= 0:
             return [0] * len(requests)
+        if self.is_forced:
+            return _filled([1] * min(len(requests), budget) + [0] * (len(requests) - budget), most, budget)
         if self._credit < 0:
             self._num_resting = min(int(-self._credit / _LOSS_SHARE), _LONGEST_REST)
             return [0] * len(requests)

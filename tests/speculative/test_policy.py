@@ -216,6 +216,9 @@ def test_a_policy_that_is_off_rests_and_one_that_is_forced_never_does():
         assert not forced.rests()
         assert forced.lengths([object(), object()], [7, 3], 1000) == [7, 3]
         assert forced.lengths([object(), object()], [7, 7], 9) == [7, 2]
+        assert forced.lengths([object(), object()], [7, 7], 1) == [1, 0]
+        assert forced.lengths([object(), object()], [0, 7], 1) == [0, 0]
+        assert forced.lengths([object(), object()], [7, 7], 0) == [0, 0]
         assert forced.trimmed([(0.01,) * 5]) == [5]
 
 

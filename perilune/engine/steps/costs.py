@@ -43,6 +43,7 @@ class CostMeter:
         self._runner, self._drafting = runner, drafting
         self._random = random.Random(0)
         self._vocab_size = vocab_size
+        self._end_s = time.perf_counter() + MOST_S
         per_sequence = -(-(CONTEXT + 1 + drafting.num_drafts) // block_size)
         self._most = min(max_num_seqs, num_blocks // per_sequence)
         blocks = range(per_sequence)
@@ -55,10 +56,9 @@ class CostMeter:
         """Seconds of plain, verifying and drafting steps; None where there is no room to run one."""
         if self._most == 0:
             return None
-        began_s = time.perf_counter()
         plain, verifying, drafting = list[_Point](), list[_Point](), list[_Point]()
         for count in _doubling(self._most):
-            if plain and time.perf_counter() - began_s > MOST_S:
+            if plain and time.perf_counter() > self._end_s:
                 break
             sequences = self._sequences[:count]
             plain.append((count, _fastest(partial(self._step, sequences))))
@@ -68,16 +68,19 @@ class CostMeter:
                 guessing = [self._with_drafts(item, min(length, most)) for item in sequences]
                 rows = sum(item.num_scheduled_tokens for item in guessing)
                 verifying.append((rows, _fastest(partial(self._step, guessing))))
-        for guessing in self._shapes():
-            if time.perf_counter() - began_s > MOST_S:
-                break
-            self._step(guessing)
         costs = StepCosts(*map(_times, (plain, verifying, drafting)))
         _LOG.info("steps took: plain %s, verifying %s, drafting %s", *map(_shown, (plain, verifying, drafting)))
         return costs
 
+    def prepare(self) -> None:
+        """Has the shapes of steps recorded that guesses are cut to, as long as there is time, before anybody waits."""
+        for guessing in self._shapes():
+            if time.perf_counter() > self._end_s:
+                break
+            self._step(guessing)
+
     def _shapes(self) -> Iterator[list[ScheduledSequence]]:
-        """Steps of the shapes that guesses are cut to, so that they are recorded before anybody waits for them."""
+        """Steps of every shape that guesses of a power of two of answers are cut to."""
         for count in _doubling(self._most):
             most = min(self._drafting.num_drafts, self._drafting.num_rows // count - 1)
             for num_verifies in _doubling(count):

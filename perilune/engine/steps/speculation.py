@@ -91,3 +91,5 @@ class Speculation:
                 100 * GOOD,
             )
             drafting.switch(is_on=False)
+            return
+        meter.prepare()
